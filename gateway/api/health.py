@@ -1,0 +1,35 @@
+"""Health of the gateway itself: whether it lives, and whether it can serve."""
+
+import msgspec
+from litestar import Response, get
+from litestar.di import NamedDependency
+
+from gateway.fleet import Fleet
+
+
+class Live(msgspec.Struct):
+    status: str = "live"
+
+
+class EngineStatus(msgspec.Struct):
+    state: str
+    reason: str
+
+
+class Ready(msgspec.Struct):
+    status: str
+    engines: dict[str, EngineStatus]
+
+
+@get("/health/live")
+async def live() -> Live:
+    """200 while the process serves requests at all."""
+    return Live()
+
+
+@get("/health/ready")
+async def ready(fleet: NamedDependency[Fleet]) -> Response[Ready]:
+    """200 while at least one engine can take requests, else 503; always with the state of each."""
+    engines = {name: EngineStatus(b.health.state.value, b.health.reason) for name, b in fleet.backends.items()}
+    can_serve = any(backend.ready for backend in fleet.backends.values())
+    return Response(Ready("ready" if can_serve else "starting", engines), status_code=200 if can_serve else 503)

@@ -1,0 +1,207 @@
+"""The way of an inference request, from the client to an engine and back."""
+
+import logging
+import time
+
+import anyio
+
+from gateway.api.errors import error_body, error_event, error_headers
+from gateway.api.exchange import ClientGone, Exchange, Receive, Scope, Send
+from gateway.auth import Keys
+from gateway.config.schema import Server
+from gateway.errors import EngineTimeout, GatewayError, InvalidRequest
+from gateway.fleet import Fleet, Route
+from gateway.guard import Guard
+from gateway.request import Endpoint, InferenceRequest, parse_request
+from gateway.telemetry.logs import RequestLog, RequestRecord
+from gateway.telemetry.timeline import Timeline
+from gateway.upstream.attempt import Answer, Attempt
+from gateway.upstream.relay import StreamRelay, relay_whole
+
+_log = logging.getLogger("sluice.api")
+
+_STATUS_CLIENT_LEFT = 499
+_LAST_WORD = 5.0
+"""Seconds that a client has to take an error."""
+
+
+class InferenceHandler:
+    """A raw ASGI application for one endpoint.
+
+    Args:
+        endpoint: which one.
+        server: limits of the listening side.
+        keys: who may ask.
+        fleet: who answers.
+        log: gets one record a request.
+    """
+
+    def __init__(self, endpoint: Endpoint, server: Server, keys: Keys, fleet: Fleet, log: RequestLog) -> None:
+        self.endpoint = endpoint
+        self.server = server
+        self.keys = keys
+        self.fleet = fleet
+        self.log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = _Call(self, Exchange(scope, receive, send))
+        await call.run()
+
+
+class _Call:
+    """One request under way, with what its log record needs."""
+
+    def __init__(self, handler: InferenceHandler, exchange: Exchange) -> None:
+        self.handler = handler
+        self.exchange = exchange
+        self.guard = Guard()
+        self.timeline = Timeline()
+        self.key: str | None = None
+        self.request: InferenceRequest | None = None
+        self.route: Route | None = None
+        self.stream: StreamRelay | None = None
+
+    async def run(self) -> None:
+        error: GatewayError | None = None
+        outcome = "shutdown"
+        try:
+            try:
+                with self.guard:
+                    await self._serve()
+                error = self._limit_passed()
+            except ClientGone:
+                self.guard.cause = Guard.GONE
+            except GatewayError as exc:
+                error = exc
+            except Exception:  # noqa: BLE001 - whatever a bug raises, the client gets an answer and the log its trace
+                _log.exception("request %s failed inside the gateway", self.exchange.request_id)
+                error = GatewayError("The gateway failed on this request; its log knows why.")
+            if self.guard.cause == Guard.GONE:
+                outcome = "cancelled"
+                self.exchange.status = self.exchange.status or _STATUS_CLIENT_LEFT
+            elif error is None:
+                outcome = "ok"
+            else:
+                outcome = error.code
+                await self._fail(error)
+        finally:
+            self._record(outcome, error)
+
+    async def _serve(self) -> None:
+        exchange, server, guard = self.exchange, self.handler.server, self.guard
+        if exchange.method != "POST":
+            raise InvalidRequest(
+                f"{exchange.path} takes POST, not {exchange.method}.", status=405, code="method_not_allowed"
+            )
+        self.key = self.handler.keys.check(exchange.raw_headers)
+        body = await exchange.read_body(guard, server.max_body_bytes, server.body_timeout)
+        self.request = request = parse_request(self.handler.endpoint, body)
+        async with exchange.watch(guard):
+            with self.handler.fleet.lease(request.model) as route:
+                self.route = route
+                self.timeline.routed = time.perf_counter()
+                async with Attempt(route.backend, route.model, request, guard, self.timeline) as answer:
+                    await self._relay(answer, request)
+
+    async def _relay(self, answer: Answer, request: InferenceRequest) -> None:
+        server = self.handler.server
+        headers = self._engine_headers()
+        if not request.stream:
+            await relay_whole(answer, self.exchange, self.guard, self.timeline, headers, server.max_reply_bytes)
+            return
+        self.stream = StreamRelay(
+            answer,
+            self.exchange,
+            self.guard,
+            self.timeline,
+            headers,
+            choices=request.choices,
+            max_event_bytes=server.max_reply_bytes,
+            stall=server.stall_timeout,
+        )
+        await self.stream.run()
+
+    def _engine_headers(self) -> list[tuple[bytes, bytes]]:
+        return [*self.route.headers, (b"x-sluice-attempt", b"1")] if self.route is not None else []
+
+    def _limit_passed(self) -> GatewayError | None:
+        """The error for the limit that ended the request, if one did."""
+        cause = self.guard.cause
+        if cause is None or cause == Guard.GONE:
+            return None
+        if cause == "body":
+            return InvalidRequest(
+                f"The request body stopped coming for {self.handler.server.body_timeout:g} s.",
+                status=408,
+                code="request_timeout",
+            )
+        if cause == "stall":
+            return InvalidRequest("The client did not read its answer.", status=408, code="client_stalled")
+        if self.route is None:
+            return EngineTimeout("The request took too long.")
+        backend = self.route.backend
+        backend.suspect()
+        limit = getattr(backend.config.timeouts, cause)
+        return EngineTimeout(f"Engine `{backend.name}` {_WHAT_TOOK_LONG[cause]} {limit:g} s.")
+
+    async def _fail(self, error: GatewayError) -> None:
+        """Tells the client, or cuts the connection of one that reads nothing."""
+        exchange = self.exchange
+        if exchange.finished:
+            return
+        with anyio.move_on_after(0 if error.code == "client_stalled" else _LAST_WORD) as scope:
+            if exchange.started:
+                await exchange.finish(error_event(error))
+            else:
+                allow = [(b"allow", b"POST")] if error.status == 405 else []
+                headers = [*error_headers(error), *self._engine_headers(), *allow]
+                await exchange.reply(error.status, headers, error_body(error))
+        if scope.cancelled_caught:
+            exchange.abort()
+
+    def _record(self, outcome: str, error: GatewayError | None) -> None:
+        exchange, timeline, request = self.exchange, self.timeline, self.request
+        timeline.done = timeline.done or time.perf_counter()
+        start = timeline.received
+        report = timeline.report
+        scanner = self.stream.scanner if self.stream is not None else None
+        self.handler.log.write(
+            RequestRecord(
+                time=timeline.started_at,
+                event="request",
+                level="info" if error is None or error.status < 500 else "warning",
+                request_id=exchange.request_id,
+                path=exchange.path,
+                status=exchange.status,
+                outcome=outcome,
+                message=error.message if error is not None else None,
+                key=self.key,
+                model=request.model if request is not None else None,
+                engine=self.route.backend.name if self.route is not None else None,
+                engine_model=self.route.model if self.route is not None else None,
+                attempt=1 if timeline.dispatched is not None else None,
+                stream=request is not None and request.stream,
+                routed=timeline.since(timeline.routed, start),
+                dispatched=timeline.since(timeline.dispatched, start),
+                first_frame=timeline.since(timeline.first_frame, start),
+                ttft=timeline.ttft,
+                first_delivered=timeline.since(timeline.first_delivered, start),
+                last_output=timeline.since(timeline.last_output, start),
+                duration=timeline.done - start,
+                events=scanner.events if scanner is not None else None,
+                dropped_events=scanner.dropped or None if scanner is not None else None,
+                prompt_tokens=report.prompt_tokens,
+                completion_tokens=report.completion_tokens,
+                cached_tokens=report.cached_tokens,
+                engine_prefill=report.prefill,
+                engine_decode=report.decode,
+            )
+        )
+
+
+_WHAT_TOOK_LONG = {
+    "first_byte": "sent nothing for",
+    "ttft": "sent no output for",
+    "idle": "fell silent in the middle of its answer for",
+    "total": "had not finished its answer after",
+}

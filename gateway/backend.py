@@ -1,0 +1,104 @@
+"""A configured engine at run time: its connections, its health, and what it is doing."""
+
+import time
+from collections.abc import Callable
+
+import anyio
+
+from gateway.config import schema
+from gateway.engines.base import Engine, Health, State
+from gateway.engines.managed import ManagedEngine
+from gateway.upstream.http import httpx
+from gateway.upstream.transport import NativeTransport
+
+
+class Backend:
+    """One engine. It owns the engine's connections; `aclose` ends them.
+
+    Attributes:
+        process: the engine's process, if Sluice runs it.
+        in_flight: requests that are with the engine now.
+        last_used: the number of the latest request given to any engine, when it was this one's.
+        progressed_at: when the engine last sent something for a request (`time.perf_counter`).
+    """
+
+    def __init__(self, name: str, config: schema.Engine, engine: Engine, process: ManagedEngine | None = None) -> None:
+        self.name = name
+        self.config = config
+        self.engine = engine
+        self.process = process
+        self.transport: httpx.AsyncBaseTransport = (
+            NativeTransport() if config.transport == "native" else httpx.AsyncHTTPTransport(retries=0, limits=_NO_LIMIT)
+        )
+        self.client = httpx.AsyncClient(transport=self.transport, trust_env=False, timeout=config.probe.timeout)
+        self.health = Health(State.STARTING)
+        self.in_flight = 0
+        self.last_used = 0
+        self.progressed_at = 0.0
+        self.on_change: Callable[[], None] = lambda: None
+        self.looked_at = anyio.Event()
+        """Set once the first probe has ended."""
+        self._poke = anyio.Event()
+
+    @property
+    def ready(self) -> bool:
+        return self.health.state is State.READY
+
+    @property
+    def capacity(self) -> int:
+        """How many requests it runs at once: as configured, else as it says, else one."""
+        return self.config.concurrency or self.health.slots or 1
+
+    @property
+    def load(self) -> float:
+        return self.in_flight / self.capacity
+
+    @property
+    def models(self) -> list[str]:
+        """The engine's own names of its models: as configured, else as it says."""
+        return list(self.config.models) or [model.name for model in self.health.models]
+
+    def context(self, model: str) -> int | None:
+        """The context length of `model` in tokens, if the engine tells it."""
+        return next((known.context for known in self.health.models if known.name == model), None)
+
+    def progressed(self) -> None:
+        self.progressed_at = time.perf_counter()
+
+    def set_health(self, health: Health) -> None:
+        """Keeps the models of an engine that stopped answering, so that their names stay known."""
+        before = self.health
+        if not health.models:
+            health = Health(health.state, health.reason, before.models, before.slots)
+        self.health = health
+        if health != before:
+            self.on_change()
+
+    def unreachable(self) -> None:
+        """A request found nobody there: no further one is sent until a probe finds somebody."""
+        self.set_health(self.absent())
+        self.suspect()
+
+    def absent(self) -> Health:
+        """The health of an engine where nobody listens: a managed one may be on its way."""
+        if self.process is None:
+            return Health(State.DOWN, "it cannot be reached")
+        if self.process.pid is not None or self.process.state == "not started":
+            return Health(State.STARTING, "its process is starting")
+        return Health(State.DOWN, self.process.state)
+
+    def suspect(self) -> None:
+        """Has the engine probed now instead of at the next interval."""
+        self._poke.set()
+
+    async def poked(self, timeout: float) -> None:
+        """Waits for `suspect`, at most `timeout` seconds."""
+        with anyio.move_on_after(timeout):
+            await self._poke.wait()
+        self._poke = anyio.Event()
+
+    async def aclose(self) -> None:
+        await self.client.aclose()
+
+
+_NO_LIMIT = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0)

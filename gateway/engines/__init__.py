@@ -1,0 +1,10 @@
+"""Adapters for the engines behind the gateway, by kind."""
+
+from gateway.engines.base import Engine
+from gateway.engines.llamacpp import LlamaCppEngine
+from gateway.engines.openai import OpenAIEngine
+from gateway.engines.vllm import VllmEngine
+
+KINDS: dict[str, type[Engine]] = {engine.kind: engine for engine in (LlamaCppEngine, VllmEngine, OpenAIEngine)}
+
+__all__ = ["KINDS", "Engine"]

@@ -1,0 +1,208 @@
+"""All engines together: started and stopped here, found by model name, and lent to one request at a time."""
+
+import difflib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import anyio
+import msgspec
+
+from gateway.backend import Backend
+from gateway.config.schema import Config
+from gateway.config.schema import Engine as EngineConfig
+from gateway.engines import KINDS
+from gateway.engines.managed import ManagedEngine
+from gateway.errors import ModelNotFound, NoEngine
+from gateway.health.monitor import watch
+from gateway.policy.choose import least_loaded
+
+_FIRST_LOOK = 2.0
+"""Seconds that start-up waits for the first probes, so that engines which are well are known from the first request."""
+
+
+class Route:
+    """An engine that serves a model, and the name it has there.
+
+    `headers` are those by which clients are told of it.
+    """
+
+    def __init__(self, backend: Backend, model: str) -> None:
+        self.backend = backend
+        self.model = model
+        self.headers = [(b"x-sluice-engine", header_value(backend.name)), (b"x-sluice-model", header_value(model))]
+
+    @property
+    def load(self) -> float:
+        return self.backend.load
+
+    @property
+    def last_used(self) -> int:
+        return self.backend.last_used
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A name that clients may ask for. `context` is the largest context among its engines, in tokens."""
+
+    name: str
+    engines: list[str]
+    ready: bool
+    context: int | None
+
+
+class Lease:
+    """An engine's attention for one request, given back at the end of the `with` block."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+
+    def __enter__(self) -> Route:
+        self._route.backend.in_flight += 1
+        return self._route
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._route.backend.in_flight -= 1
+
+
+class Fleet:
+    """The engines of a config."""
+
+    def __init__(self, config: Config) -> None:
+        self._aliases = config.models
+        self.backends = {name: self._backend(name, engine) for name, engine in config.engines.items()}
+        self._uses = 0
+        self._routes: dict[str, list[Route]] = {}
+        self._update_routes()
+
+    def _backend(self, name: str, config: EngineConfig) -> Backend:
+        process = None
+        if config.managed is not None:
+            process = ManagedEngine(name, config.managed, config.models[0] if config.models else name)
+        url = process.url if process is not None else config.url or ""
+        backend = Backend(name, config, KINDS[config.kind](url, config.api_key, config.headers), process)
+        backend.on_change = self._update_routes
+        return backend
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Starts managed engines and probes, and ends both and every connection with the block."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                for backend in self.backends.values():
+                    if backend.process is not None:
+                        tasks.start_soon(backend.process.run)
+                    tasks.start_soon(watch, backend)
+                await self._first_look()
+                yield self
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                for backend in self.backends.values():
+                    await backend.aclose()
+
+    async def _first_look(self) -> None:
+        with anyio.move_on_after(_FIRST_LOOK):
+            for backend in self.backends.values():
+                await backend.looked_at.wait()
+
+    # Names
+
+    def _update_routes(self) -> None:
+        routes: dict[str, list[Route]] = {}
+        for backend in self.backends.values():
+            for model in backend.models:
+                routes.setdefault(model, []).append(Route(backend, model))
+        for alias, targets in self._aliases.items():
+            routes[alias] = []
+            for target in targets:
+                backend = self.backends[target.engine]
+                own_name = target.model or _own_name(backend, alias)
+                if own_name is not None:
+                    routes[alias].append(Route(backend, own_name))
+        self._routes = routes
+
+    def models(self) -> list[ModelCard]:
+        """Every name that clients may ask for, in order."""
+        return [_card(name, routes) for name, routes in sorted(self._routes.items())]
+
+    def model(self, name: str) -> ModelCard:
+        """
+        Raises:
+            ModelNotFound: no engine is known to have it.
+        """
+        routes = self._routes.get(name)
+        if routes is None:
+            raise self._unknown(name)
+        return _card(name, routes)
+
+    def lease(self, model: str) -> Lease:
+        """The least loaded engine that is ready and has `model`.
+
+        Raises:
+            ModelNotFound: no engine is known to have it; the message names the nearest names.
+            NoEngine: those that have it are not ready, or an engine that may have it has never answered.
+        """
+        routes = self._routes.get(model)
+        if routes is None:
+            raise self._unknown(model)
+        route = routes[0] if len(routes) == 1 else least_loaded(r for r in routes if r.backend.ready)
+        if route is None or not route.backend.ready:
+            raise NoEngine(_why_none(model, routes), retry_after=2)
+        self._uses += 1
+        route.backend.last_used = self._uses
+        return Lease(route)
+
+    def _unknown(self, model: str) -> ModelNotFound | NoEngine:
+        silent = [b.name for b in self.backends.values() if not b.models]
+        if silent:
+            return NoEngine(
+                f"The model `{model}` is not known yet: the models of {_names(silent)} are not known, "
+                "because it has not answered so far.",
+                retry_after=2,
+            )
+        near = difflib.get_close_matches(model, self._routes, n=3, cutoff=0.4)
+        hint = f" Did you mean {_names(near, 'or')}?" if near else " GET /v1/models lists those there are."
+        return ModelNotFound(f"The model `{model}` does not exist.{hint}", param="model")
+
+
+_VISIBLE = bytes(code if 0x20 <= code < 0x7F else ord("?") for code in range(256))
+
+
+def header_value(text: str) -> bytes:
+    """`text` as a header may carry it: names can hold anything, a header line only visible ASCII."""
+    return text.encode("ascii", "replace").translate(_VISIBLE)
+
+
+def _own_name(backend: Backend, alias: str) -> str | None:
+    """What an engine calls the model that clients call `alias`, or `None` while that is not known."""
+    models = backend.models
+    if alias in models:
+        return alias
+    return models[0] if len(models) == 1 else None
+
+
+def _card(name: str, routes: Sequence[Route]) -> ModelCard:
+    contexts = [context for route in routes if (context := route.backend.context(route.model)) is not None]
+    return ModelCard(
+        name,
+        [route.backend.name for route in routes],
+        any(route.backend.ready for route in routes),
+        max(contexts, default=None),
+    )
+
+
+def _why_none(model: str, routes: Sequence[Route]) -> str:
+    states = "; ".join(
+        f"engine {r.backend.name} is {r.backend.health.state.value}"
+        + (f" ({r.backend.health.reason})" if r.backend.health.reason else "")
+        for r in routes
+    )
+    return f"No engine can serve the model `{model}` now: {states or 'its engine has not answered so far'}."
+
+
+def _names(names: Sequence[str], word: str = "and") -> str:
+    quoted = [f"`{name}`" for name in names]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {word} {quoted[-1]}"

@@ -1,0 +1,49 @@
+"""Keeps an engine's health up to date by probing it, for as long as the gateway runs."""
+
+import logging
+import random
+import time
+
+from gateway.backend import Backend
+from gateway.engines.base import Health, State
+from gateway.upstream.http import httpx
+
+_log = logging.getLogger("sluice.health")
+
+_IMPATIENT = 1.0
+"""Seconds between two probes of an engine that is not ready, so that it gets traffic soon after it is."""
+_MISSES = 2
+"""Probes in a row that may go unanswered before an engine that also sends no answers counts as down."""
+
+
+async def watch(backend: Backend) -> None:
+    """Probes `backend` until cancelled. The pauses vary by a tenth, so that several gateways do not keep step."""
+    misses = 0
+    while True:
+        health, misses = await check(backend, misses)
+        if (health.state, health.reason) != (backend.health.state, backend.health.reason):
+            level = logging.INFO if health.state is State.READY else logging.WARNING
+            reason = f": {health.reason}" if health.reason else ""
+            _log.log(level, "engine %s is %s%s", backend.name, health.state.value, reason)
+        backend.set_health(health)
+        backend.looked_at.set()
+        interval = backend.config.probe.interval
+        pause = interval if backend.ready else min(interval, _IMPATIENT)
+        await backend.poked(pause * random.uniform(0.9, 1.1))  # noqa: S311 - nothing here is secret
+
+
+async def check(backend: Backend, misses: int = 0) -> tuple[Health, int]:
+    """Probes once; `misses` is how many probes before this one went unanswered."""
+    asked_at = time.perf_counter()
+    try:
+        return await backend.engine.probe(backend.client), 0
+    except httpx.ConnectError:
+        return backend.absent(), 0
+    except httpx.TimeoutException:
+        busy = backend.progressed_at > asked_at
+        misses = 0 if busy else misses + 1
+        if busy or (misses < _MISSES and backend.ready):
+            return backend.health, misses
+        return Health(State.DOWN, f"it does not answer within {backend.config.probe.timeout:g} s"), misses
+    except httpx.HTTPError as exc:
+        return Health(State.DOWN, f"its answer to a probe is broken ({type(exc).__name__})"), 0

@@ -1,0 +1,104 @@
+"""A client's request: what routing needs to know of it, beside the bytes as they came."""
+
+import re
+from enum import Enum
+
+import msgspec
+
+from gateway.errors import InvalidRequest
+
+
+class Endpoint(Enum):
+    """An inference endpoint of the OpenAI dialect, by its path on an engine."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+
+class _Fields(msgspec.Struct):
+    model: str
+    stream: bool | None = None
+    n: int | None = None
+
+
+class _ChatFields(_Fields, kw_only=True):
+    messages: list[msgspec.Raw]
+
+
+class _CompletionFields(_Fields):
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decoders: dict[Endpoint, "msgspec.json.Decoder[_Fields]"] = {
+    Endpoint.CHAT: msgspec.json.Decoder(_ChatFields),
+    Endpoint.COMPLETIONS: msgspec.json.Decoder(_CompletionFields),
+}
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+_ERROR_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_MISSING = re.compile(r"missing required field `([^`]+)`")
+
+
+class InferenceRequest(msgspec.Struct, frozen=True):
+    """A checked request. `choices` is how many answers it asks for; `body` holds the bytes as the client sent them."""
+
+    endpoint: Endpoint
+    body: bytes
+    model: str
+    stream: bool
+    choices: int
+
+    def body_for(self, model: str) -> bytes:
+        """The body with another model name, all other members as they came."""
+        if model == self.model:
+            return self.body
+        members = _decode_members(self.body)
+        members["model"] = msgspec.Raw(msgspec.json.encode(model))
+        return msgspec.json.encode(members)
+
+
+def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
+    """Reads what routing needs, and leaves to the engine what only it can judge.
+
+    Raises:
+        InvalidRequest: not JSON in UTF-8, not an object, a wrong type in a field read here, or no message.
+    """
+    try:
+        if not body.isascii():
+            body.decode()  # fields that nobody reads here are not checked by the decoder
+        fields = _decoders[endpoint].decode(body)
+    except UnicodeDecodeError:
+        raise InvalidRequest("The request body is not valid UTF-8.", code="invalid_json") from None
+    except msgspec.ValidationError as exc:
+        raise _wrong_field(str(exc)) from None
+    except msgspec.DecodeError as exc:
+        what = "is empty" if not body.strip() else f"is not valid JSON: {exc}"
+        raise InvalidRequest(f"The request body {what}.", code="invalid_json") from None
+    if not fields.model:
+        raise InvalidRequest("`model` is empty: name a model, see GET /v1/models.", param="model")
+    if isinstance(fields, _ChatFields) and not fields.messages:
+        raise InvalidRequest("`messages` is empty: send at least one message.", param="messages")
+    if fields.n is not None and fields.n < 1:
+        raise InvalidRequest("`n` must be at least 1.", param="n")
+    choices = fields.n or 1
+    if isinstance(fields, _CompletionFields):
+        choices *= _prompts(fields.prompt)
+    return InferenceRequest(endpoint, body, fields.model, bool(fields.stream), choices)
+
+
+def _prompts(prompt: msgspec.Raw) -> int:
+    """How many prompts a completion request holds: a text or a list of token ids is one, a list of those several."""
+    if not bytes(prompt).startswith(b"["):
+        return 1
+    items = _decode_list(prompt)
+    return len(items) if items and bytes(items[0])[:1] in (b'"', b"[") else 1
+
+
+def _wrong_field(problem: str) -> InvalidRequest:
+    where = _ERROR_PATH.search(problem)
+    missing = _MISSING.search(problem)
+    param = where.group(1) if where and where.group(1) else missing.group(1) if missing else None
+    text = problem[: where.start()] if where else problem
+    subject = f"`{param}`" if param and not missing else "The request body"
+    return InvalidRequest(f"{subject}: {text}.", param=param, code="invalid_type" if not missing else "missing_field")

@@ -1,0 +1,72 @@
+"""One timeline a request: what happened when, beside what the engine says of its own work."""
+
+import time
+
+from gateway.upstream.facts import EngineReport
+
+now = time.perf_counter
+
+
+class Timeline:
+    """Moments are `time.perf_counter` seconds; `None` has not happened. Spans, metrics and logs are made from it.
+
+    received: the request's head was read.
+    routed: its body was read and an engine chosen.
+    dispatched: the request was given to the engine's transport.
+    first_frame: the first bytes of the reply's body came.
+    first_output: the first text, reasoning or tool call came (for a reply in one piece: the reply).
+    first_delivered: the first output had been handed to the client's connection.
+    last_output: the latest output came.
+    done: nothing more is sent or read.
+    """
+
+    __slots__ = (
+        "dispatched",
+        "done",
+        "first_delivered",
+        "first_frame",
+        "first_output",
+        "last_output",
+        "received",
+        "report",
+        "routed",
+        "started_at",
+    )
+
+    def __init__(self) -> None:
+        self.started_at = time.time()
+        self.received = now()
+        self.routed: float | None = None
+        self.dispatched: float | None = None
+        self.first_frame: float | None = None
+        self.first_output: float | None = None
+        self.first_delivered: float | None = None
+        self.last_output: float | None = None
+        self.done: float | None = None
+        self.report = EngineReport()
+
+    def since(self, moment: float | None, start: float | None) -> float | None:
+        """Seconds from `start` to `moment`, if both happened."""
+        return None if moment is None or start is None else moment - start
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token as the client has it: from the request's head to its first output, in seconds."""
+        return self.since(self.first_output, self.received)
+
+    @property
+    def decode(self) -> float | None:
+        """From the first to the last output, in seconds."""
+        return self.since(self.last_output, self.first_output)
+
+    def server_timing(self) -> bytes:
+        """The value of a `Server-Timing` header (milliseconds), with the phases known so far."""
+        report = self.report
+        phases = (
+            ("gateway", self.since(self.dispatched, self.received)),
+            ("ttft", self.ttft),
+            ("total", self.since(self.done, self.received)),
+            ("engine-prefill", report.prefill),
+            ("engine-decode", report.decode),
+        )
+        return ", ".join([f"{name};dur={took * 1000:.2f}" for name, took in phases if took is not None]).encode()

@@ -1,0 +1,135 @@
+"""One try of one request at one engine: send it, and bring what can go wrong there into our own errors."""
+
+import time
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+from gateway.backend import Backend
+from gateway.errors import EngineFailed, EngineTimeout, EngineUnreachable
+from gateway.guard import Guard
+from gateway.request import InferenceRequest
+from gateway.telemetry.timeline import Timeline
+from gateway.upstream.http import httpx
+from gateway.upstream.refusal import read_refusal
+
+_MAX_ERROR_BYTES = 1024 * 1024
+_DECODABLE = frozenset({b"gzip", b"deflate"})
+
+
+class Answer:
+    """A reply with status 200: its content type, and its body as chunks, decoded if the engine compressed it.
+
+    Iterating `chunks` raises `httpx.RequestError`, which `broken` turns into our own.
+    """
+
+    def __init__(self, backend: Backend, content_type: bytes, chunks: AsyncIterator[bytes]) -> None:
+        self.backend = backend
+        self.content_type = content_type
+        self.chunks = chunks
+
+    def broken(self, exc: httpx.RequestError) -> EngineFailed:
+        """The error for a reply that broke off; the engine is looked at at once."""
+        self.backend.suspect()
+        return _broken(self.backend.name, exc)
+
+
+class Attempt:
+    """Sends `request` to `backend` on entering, and gives its connection back, or closes it, on leaving.
+
+    Puts the limits `first_byte` and `total` in force.
+
+    Args:
+        model: the engine's own name of the model.
+        number: which try of the request this is, from 1.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        model: str,
+        request: InferenceRequest,
+        guard: Guard,
+        timeline: Timeline,
+        *,
+        number: int = 1,
+    ) -> None:
+        self.number = number
+        self._backend = backend
+        self._guard = guard
+        self._timeline = timeline
+        self._upstream = backend.engine.request(request.endpoint.value, request.body_for(model))
+        self._response: httpx.Response | None = None
+
+    async def __aenter__(self) -> Answer:
+        """
+        Raises:
+            EngineUnreachable, EngineTimeout: no connection.
+            EngineFailed: the connection broke, or what came is no answer.
+            EngineRefused: the engine answered with an error.
+        """
+        backend = self._backend
+        self._response = response = await self._send()
+        try:
+            backend.progressed()
+            headers = {name.lower(): value for name, value in response.headers.raw}
+            chunks = _chunks(backend.name, response, headers.get(b"content-encoding", b"identity"))
+            if response.status_code != 200:
+                raise read_refusal(backend.name, response.status_code, headers, await _read_some(chunks))
+        except BaseException:
+            await self._close()
+            raise
+        return Answer(backend, headers.get(b"content-type", b""), chunks)
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _send(self) -> httpx.Response:
+        backend, timeouts = self._backend, self._backend.config.timeouts
+        self._upstream.extensions["timeout"] = {"connect": timeouts.connect}
+        self._timeline.dispatched = now = time.perf_counter()
+        self._guard.total(now + timeouts.total)
+        self._guard.until("first_byte", now + timeouts.first_byte)
+        try:
+            return await backend.transport.handle_async_request(self._upstream)
+        except httpx.ConnectTimeout as exc:
+            backend.unreachable()
+            raise EngineTimeout(f"Engine `{backend.name}` took no connection within {timeouts.connect:g} s.") from exc
+        except httpx.ConnectError as exc:
+            backend.unreachable()
+            raise EngineUnreachable(f"Engine `{backend.name}` cannot be reached.") from exc
+        except httpx.RequestError as exc:
+            backend.suspect()
+            raise _broken(backend.name, exc) from exc
+
+    async def _close(self) -> None:
+        if self._response is not None:
+            await self._response.stream.aclose()  # type: ignore[union-attr]
+
+
+async def _read_some(chunks: AsyncIterator[bytes]) -> bytes:
+    body = b""
+    try:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > _MAX_ERROR_BYTES:
+                return b""
+    except httpx.RequestError:
+        return b""
+    return body
+
+
+def _chunks(engine: str, response: httpx.Response, encoding: bytes) -> AsyncIterator[bytes]:
+    encoding = encoding.strip().lower()
+    if encoding in (b"", b"identity"):
+        return aiter(response.stream)  # type: ignore[arg-type]
+    if encoding in _DECODABLE:
+        return response.aiter_bytes()
+    raise EngineFailed(f"Engine `{engine}` sent an answer compressed in a way that was not asked for.")
+
+
+def _broken(engine: str, exc: httpx.RequestError) -> EngineFailed:
+    if isinstance(exc, httpx.RemoteProtocolError | httpx.DecodingError):
+        return EngineFailed(f"Engine `{engine}` broke off its answer, or sent one that is not HTTP.")
+    return EngineFailed(f"The connection to engine `{engine}` broke.")

@@ -1,0 +1,201 @@
+"""Carries an engine's answer to the client: bytes as they come, checked for being whole."""
+
+import contextlib
+import time
+from typing import Protocol
+
+import anyio
+
+from gateway.errors import EngineFailed
+from gateway.guard import Guard
+from gateway.telemetry.timeline import Timeline
+from gateway.upstream.attempt import Answer
+from gateway.upstream.facts import read_completion
+from gateway.upstream.http import httpx
+from gateway.upstream.refusal import read_error_event
+from gateway.upstream.sse import StreamScanner
+
+_DONE = b"data: [DONE]\n\n"
+_LINGER = 1.0
+"""Seconds that an engine has after `[DONE]` to end its reply properly, so that its connection can be used again."""
+
+
+class Client(Protocol):
+    """Where an answer goes."""
+
+    started: bool
+
+    async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
+    def write_now(self, data: bytes) -> bool: ...
+    async def write(self, data: bytes) -> None: ...
+    async def finish(self, data: bytes = b"") -> None: ...
+    async def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None: ...
+
+
+async def relay_whole(
+    answer: Answer, client: Client, guard: Guard, timeline: Timeline, headers: list[tuple[bytes, bytes]], max_bytes: int
+) -> None:
+    """Relays an answer in one piece, once all of it is there and known to be JSON.
+
+    Raises:
+        EngineFailed: it broke off, is larger than `max_bytes`, or is not an answer.
+    """
+    backend = answer.backend
+    idle = backend.config.timeouts.idle
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for data in answer.chunks:
+            now = time.perf_counter()
+            if timeline.first_frame is None:
+                timeline.first_frame = now
+            guard.until("idle", now + idle)
+            backend.progressed_at = now
+            parts.append(data)
+            size += len(data)
+            if size > max_bytes:
+                raise EngineFailed(f"The answer of engine `{backend.name}` is larger than {max_bytes} bytes.")
+    except httpx.RequestError as exc:
+        raise answer.broken(exc) from exc
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
+    try:
+        timeline.report = read_completion(body)
+    except ValueError:
+        raise EngineFailed(f"Engine `{backend.name}` answered with something that is no answer.") from None
+    timeline.first_output = timeline.last_output = timeline.done = time.perf_counter()
+    head = [
+        (b"content-type", answer.content_type or b"application/json"),
+        *headers,
+        (b"server-timing", timeline.server_timing()),
+    ]
+    await client.reply(200, head, body)
+    timeline.first_delivered = time.perf_counter()
+
+
+class StreamRelay:
+    """Relays a stream of events.
+
+    Nothing goes to the client before the first output, so that an engine which fails until then leaves no trace.
+    From then on events go on as they come, and the stream ends with `[DONE]` only if the answer is whole.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        client: Client,
+        guard: Guard,
+        timeline: Timeline,
+        headers: list[tuple[bytes, bytes]],
+        *,
+        choices: int,
+        max_event_bytes: int,
+        stall: float,
+    ) -> None:
+        self.scanner = StreamScanner(choices, max_event_bytes)
+        self._answer = answer
+        self._client = client
+        self._guard = guard
+        self._timeline = timeline
+        self._headers = headers
+        self._max_held = max_event_bytes
+        self._stall = stall
+        self._held = b""
+        self._idle = answer.backend.config.timeouts.idle
+        self._limit = "ttft"
+        self._deadline = (timeline.dispatched or timeline.received) + answer.backend.config.timeouts.ttft
+
+    async def run(self) -> None:
+        """
+        Raises:
+            EngineFailed: the answer is not whole. What came of it has been relayed if there was any output.
+        """
+        if not self._answer.content_type.startswith(b"text/event-stream"):
+            raise EngineFailed(f"Engine `{self._answer.backend.name}` answered a streaming request with no stream.")
+        self._guard.until(self._limit, self._deadline)
+        scanner = self.scanner
+        try:
+            async for data in self._answer.chunks:
+                await self._relay(scanner.feed(data))
+                if scanner.done or scanner.error:
+                    break
+        except httpx.RequestError as exc:
+            if not scanner.whole:
+                raise self._answer.broken(exc) from exc
+        finally:
+            self._timeline.report = scanner.report
+        await self._end()
+
+    async def _relay(self, block: bytes) -> None:
+        scanner, timeline, guard = self.scanner, self._timeline, self._guard
+        now = time.perf_counter()
+        self._answer.backend.progressed_at = now
+        if timeline.first_frame is None:
+            timeline.first_frame = now
+        if scanner.too_large:
+            raise EngineFailed(f"Engine `{self._answer.backend.name}` sent an event above {self._max_held} bytes.")
+        if scanner.output:
+            timeline.last_output = now
+            if timeline.first_output is None:
+                timeline.first_output = now
+            self._limit, self._deadline = "idle", now + self._idle
+        if scanner.done or scanner.error or not (scanner.started or self._client.started):
+            self._hold(block)
+        elif block:
+            guard.until("stall", now + self._stall)
+            if not self._client.started:
+                block = await self._start(block)
+            if not self._client.write_now(block):
+                await self._client.write(block)
+            now = time.perf_counter()
+            if timeline.first_delivered is None:
+                timeline.first_delivered = now
+            if scanner.output:
+                self._deadline = now + self._idle
+        guard.until(self._limit, self._deadline)
+
+    def _hold(self, block: bytes) -> None:
+        self._held += block
+        if len(self._held) > self._max_held:
+            raise EngineFailed(f"Engine `{self._answer.backend.name}` sent {self._max_held} bytes without any output.")
+
+    async def _start(self, block: bytes) -> bytes:
+        """Sends the head, and returns what was held before `block` together with it."""
+        await self._client.start(
+            200,
+            [
+                (b"content-type", self._answer.content_type),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+                *self._headers,
+                (b"server-timing", self._timeline.server_timing()),
+            ],
+        )
+        block, self._held = self._held + block, b""
+        return block
+
+    async def _end(self) -> None:
+        scanner = self.scanner
+        last = scanner.flush()
+        if scanner.error:
+            if self._client.started and self._held:
+                await self._client.write(self._held)
+            raise read_error_event(self._answer.backend.name, scanner.error)
+        if not scanner.whole:
+            if self._client.started and (held := self._held + last):
+                await self._client.write(held)
+            raise EngineFailed(f"Engine `{self._answer.backend.name}` ended its stream before its answer was whole.")
+        self._guard.until("stall", time.perf_counter() + self._stall)
+        if not self._client.started:
+            last = await self._start(last)
+        await self._client.finish(self._held + last + (scanner.done or _DONE))
+        if self._timeline.first_delivered is None:
+            self._timeline.first_delivered = time.perf_counter()
+        self._timeline.done = time.perf_counter()
+        await self._linger()
+
+    async def _linger(self) -> None:
+        with anyio.move_on_after(_LINGER):
+            with contextlib.suppress(httpx.RequestError):
+                async for data in self._answer.chunks:
+                    if data.strip():
+                        return

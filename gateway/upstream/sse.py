@@ -1,0 +1,261 @@
+"""Reads an OpenAI event stream while it is relayed: which bytes may go on, and what they say.
+
+Bytes are taken as they come and given back unchanged, cut only between events, so that a client never holds half of
+one. The format is that of https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream.
+"""
+
+import json
+import re
+
+import msgspec
+
+from gateway.upstream.facts import NO_VALUE, EngineReport, Usage, read_report
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+_EVENT_END = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n|\r(?!\n)|\n)")
+_BOM = b"\xef\xbb\xbf"
+
+
+class _Delta(msgspec.Struct):
+    content: msgspec.Raw = NO_VALUE
+    reasoning: msgspec.Raw = NO_VALUE
+    reasoning_content: msgspec.Raw = NO_VALUE
+    refusal: msgspec.Raw = NO_VALUE
+    tool_calls: msgspec.Raw = NO_VALUE
+    function_call: msgspec.Raw = NO_VALUE
+    audio: msgspec.Raw = NO_VALUE
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    text: msgspec.Raw = NO_VALUE
+    finish_reason: str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    error: msgspec.Raw = NO_VALUE
+    object: str | None = None
+    usage: Usage | None = None
+    timings: msgspec.Raw = NO_VALUE
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+_EMPTY = frozenset({b"", b"null", b'""', b"[]", b"{}"})
+
+
+class StreamScanner:
+    """The facts of one stream, kept up to date by `feed`.
+
+    Args:
+        choices: how many choices were asked for; without `[DONE]` the stream is whole when all have finished.
+        max_event_bytes: a larger event is an error.
+
+    Attributes:
+        output: whether the last `feed` brought text, reasoning or a tool call.
+        started: whether any output came yet.
+        events: events with choices so far.
+        dropped: events left out because they were not JSON objects.
+        done: the `[DONE]` event's own bytes, once it came; whatever follows it is ignored.
+        error: the payload of an error event, once one came; whatever follows it is ignored.
+        report: token counts and times that the engine told.
+    """
+
+    def __init__(self, choices: int = 1, max_event_bytes: int = 64 * 1024 * 1024) -> None:
+        self.output = False
+        self.started = False
+        self.events = 0
+        self.dropped = 0
+        self.done = b""
+        self.error = b""
+        self.too_large = False
+        self.report = EngineReport()
+        self.finish_reason: str | None = None
+        self._choices = choices
+        self._finished: set[int] = set()
+        self._max_event_bytes = max_event_bytes
+        self._tail: list[bytes] = []
+        self._tail_size = 0
+        self._first = True
+        self._last_byte = b""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the answer is complete: nothing but its end mark may be missing."""
+        if self.error:
+            return False
+        return len(self._finished) >= (1 if self.done else self._choices)
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes one read and returns the events that are complete, byte for byte."""
+        self.output = False
+        if self.done or self.error:
+            return b""
+        block = self._complete(data)
+        return self._scan(block) if block else b""
+
+    def flush(self) -> bytes:
+        """Takes the end of the stream: a last event that lacks only its blank line counts as complete."""
+        self.output = False
+        if self.done or self.error:
+            return b""
+        block, self._tail, self._tail_size = b"".join(self._tail), [], 0
+        return self._scan(block + b"\n\n") if block.strip() else b""
+
+    def _complete(self, data: bytes) -> bytes:
+        """Cuts what is held and `data` after the last blank line, and holds the rest."""
+        if not self._tail and data.endswith(b"\n\n") and b"\r" not in data:
+            return data
+        window = self._last_byte + data
+        self._tail.append(data)
+        self._tail_size += len(data)
+        end = 0
+        if b"\n\n" in window or b"\r" in window:  # else a long event in pieces would be searched again and again
+            block = b"".join(self._tail)
+            end = _last_event_end(block) if b"\r" in block else block.rfind(b"\n\n") + 2
+            rest = block[end:]
+            self._tail, self._tail_size = [rest] if rest else [], len(rest)
+        self._last_byte = data[-1:] if self._tail else b""
+        self.too_large = self._tail_size > self._max_event_bytes
+        return block[:end] if end else b""
+
+    def _scan(self, block: bytes) -> bytes:
+        """Reads the events of `block`, and returns it without those that are dropped or come too late."""
+        if self._first:
+            self._first = False
+            if block.startswith(_BOM):
+                self._scan_slow(block[len(_BOM) :])
+                return block
+        if b"\r" in block:
+            return self._scan_slow(block)
+        kept: list[bytes] | None = None
+        parts = block.split(b"\n\n")
+        for at, part in enumerate(parts):
+            if not part:
+                continue
+            if part.startswith(b"data: ") and b"\n" not in part:
+                keep = self._event(part[6:], part)
+            else:
+                keep = self._fields(part)
+            if keep:
+                if kept is not None:
+                    kept.append(part)
+                continue
+            if kept is None:
+                kept = parts[:at]
+            if self.done or self.error:
+                break
+        if kept is None:
+            return block
+        return b"".join(part + b"\n\n" for part in kept if part)
+
+    def _scan_slow(self, block: bytes) -> bytes:
+        """As `_scan`, for any of the three line ends."""
+        kept: list[bytes] = []
+        start = 0
+        while start < len(block):
+            found = _EVENT_END.search(block, start)
+            end = found.end() if found else len(block)
+            part = block[start:end]
+            if self._fields(part):
+                kept.append(part)
+            elif self.done or self.error:
+                break
+            start = end
+        return b"".join(kept)
+
+    def _fields(self, part: bytes) -> bool:
+        """Reads one event of any form; comments and unknown fields count for nothing."""
+        data: list[bytes] = []
+        name = b""
+        for line in _LINE_END.split(part):
+            field, colon, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            if field == b"data":
+                data.append(value)
+            elif field == b"event":
+                name = value
+            elif field == b"error" and colon:  # as old llama.cpp servers report a failure
+                data, name = [value], b"error"
+                break
+        if not data or data == [b""]:
+            return not data
+        payload = b"\n".join(data)
+        if name == b"error":
+            self.error = payload
+            return False
+        return self._event(payload, part)
+
+    def _event(self, payload: bytes, source: bytes) -> bool:
+        """Notes what an event's payload says, and returns whether the event goes on."""
+        try:
+            event = _decode(payload)
+        except msgspec.DecodeError:
+            return self._odd_event(payload, source)
+        if event.choices:
+            self.events += 1
+            for choice in event.choices:
+                if choice.finish_reason:
+                    self._finished.add(choice.index)
+                    self.finish_reason = choice.finish_reason
+                if not self.output and _has_output(choice):
+                    self.output = self.started = True
+        elif _filled(event.error) or event.object == "error":
+            self.error = payload
+            return False
+        if event.usage is not None or event.timings is not NO_VALUE:
+            self.report = read_report(self.report, event.usage, event.timings)
+        return True
+
+    def _odd_event(self, payload: bytes, source: bytes) -> bool:
+        """What is not JSON as expected: the end mark, JSON with NaN or odd types (passed on), or broken (dropped)."""
+        if payload.strip() == b"[DONE]":
+            self.done = source if source.endswith((b"\n", b"\r")) else source + b"\n\n"
+            return False
+        try:
+            value = json.loads(payload)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            self.dropped += 1
+            return False
+        if value.get("error") and not value.get("choices"):
+            self.error = payload
+            return False
+        choices = value.get("choices")
+        for choice in choices if isinstance(choices, list) else []:
+            if isinstance(choice, dict):
+                self.events += 1
+                self.output = self.started = True
+                if choice.get("finish_reason"):
+                    self._finished.add(choice.get("index") or 0)
+                    self.finish_reason = str(choice["finish_reason"])
+        return True
+
+
+def _filled(value: msgspec.Raw) -> bool:
+    return value is not NO_VALUE and bytes(value) not in _EMPTY
+
+
+def _has_output(choice: _Choice) -> bool:
+    delta = choice.delta
+    if delta is None:
+        return _filled(choice.text)
+    return (
+        _filled(delta.content)
+        or _filled(delta.reasoning)
+        or _filled(delta.reasoning_content)
+        or _filled(delta.tool_calls)
+        or _filled(delta.refusal)
+        or _filled(delta.function_call)
+        or _filled(delta.audio)
+    )
+
+
+def _last_event_end(block: bytes) -> int:
+    """The offset after the last blank line, or 0."""
+    end = 0
+    for found in _EVENT_END.finditer(block):
+        end = found.end()
+    return end
