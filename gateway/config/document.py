@@ -21,10 +21,7 @@ _SYNTAX = (
     ("mapping values are not", "a `:` is not expected here; check the indentation, and quote a text that holds `: `"),
     ("expected ':'", "this line is not `key: value`; a `:` or the space after it may be missing"),
     ("expected <block end>", "this line fits nothing above it; check the indentation and the quotes"),
-    (
-        "expected ',' or",
-        "an open bracket or a lost comma; inside brackets a text such as `${NAME}` needs quotes",
-    ),
+    ("expected ',' or", "an open bracket or a lost comma; inside brackets a text such as `${NAME}` needs quotes"),
     ("end of stream", "a quote is not closed"),
     ("another document", "a second document starts here; a config is one document"),
 )

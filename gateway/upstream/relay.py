@@ -13,6 +13,7 @@ from gateway.upstream.attempt import Answer
 from gateway.upstream.facts import read_completion
 from gateway.upstream.http import httpx
 from gateway.upstream.refusal import read_error_event
+from gateway.upstream.reply import Reply
 from gateway.upstream.sse import StreamScanner
 
 _DONE = b"data: [DONE]\n\n"
@@ -100,6 +101,7 @@ class StreamRelay:
         self._max_held = max_event_bytes
         self._stall = stall
         self._held = b""
+        self._unsent = b""
         self._idle = answer.backend.config.timeouts.idle
         self._limit = "ttft"
         self._deadline = (timeline.dispatched or timeline.received) + answer.backend.config.timeouts.ttft
@@ -112,51 +114,75 @@ class StreamRelay:
         if not self._answer.content_type.startswith(b"text/event-stream"):
             raise EngineFailed(f"Engine `{self._answer.backend.name}` answered a streaming request with no stream.")
         self._guard.until(self._limit, self._deadline)
-        scanner = self.scanner
         try:
-            async for data in self._answer.chunks:
-                await self._relay(scanner.feed(data))
-                if scanner.done or scanner.error:
-                    break
+            await self._carry()
         except httpx.RequestError as exc:
-            if not scanner.whole:
+            if not self.scanner.whole:
                 raise self._answer.broken(exc) from exc
         finally:
-            self._timeline.report = scanner.report
+            self._timeline.report = self.scanner.report
         await self._end()
 
-    async def _relay(self, block: bytes) -> None:
-        scanner, timeline, guard = self.scanner, self._timeline, self._guard
+    async def _carry(self) -> None:
+        """Relays until the stream ends, or says that what follows does not count."""
+        chunks = self._answer.chunks
+        async for data in chunks:
+            await self._send(self._scan(data))
+            if isinstance(chunks, Reply) and self._client.started and not self._over:
+                await chunks.push(self._relay_now)
+                block, self._unsent = self._unsent, b""
+                await self._send(block)
+            if self._over:
+                return
+
+    @property
+    def _over(self) -> bool:
+        scanner = self.scanner
+        return bool(scanner.done or scanner.error) or scanner.too_large or len(self._held) > self._max_held
+
+    def _scan(self, data: bytes) -> bytes:
+        """Notes what `data` says and when it came; returns what may go to the client now, and holds the rest."""
+        scanner, timeline = self.scanner, self._timeline
+        block = scanner.feed(data)
         now = time.perf_counter()
         self._answer.backend.progressed_at = now
         if timeline.first_frame is None:
             timeline.first_frame = now
-        if scanner.too_large:
-            raise EngineFailed(f"Engine `{self._answer.backend.name}` sent an event above {self._max_held} bytes.")
         if scanner.output:
             timeline.last_output = now
             if timeline.first_output is None:
                 timeline.first_output = now
             self._limit, self._deadline = "idle", now + self._idle
-        if scanner.done or scanner.error or not (scanner.started or self._client.started):
-            self._hold(block)
-        elif block:
-            guard.until("stall", now + self._stall)
-            if not self._client.started:
-                block = await self._start(block)
-            if not self._client.write_now(block):
-                await self._client.write(block)
-            now = time.perf_counter()
-            if timeline.first_delivered is None:
-                timeline.first_delivered = now
-            if scanner.output:
-                self._deadline = now + self._idle
-        guard.until(self._limit, self._deadline)
+            self._guard.until("idle", self._deadline)
+        if scanner.done or scanner.error or not scanner.started:
+            self._held += block
+            return b""
+        return block
 
-    def _hold(self, block: bytes) -> None:
-        self._held += block
-        if len(self._held) > self._max_held:
-            raise EngineFailed(f"Engine `{self._answer.backend.name}` sent {self._max_held} bytes without any output.")
+    def _relay_now(self, data: bytes) -> bool:
+        """Relays a chunk without waiting; `False` when there is something to wait for, or the stream is over."""
+        block = self._scan(data)
+        if block and not self._client.write_now(block):
+            self._unsent = block
+            return False
+        return not self._over
+
+    async def _send(self, block: bytes) -> None:
+        if not block:
+            return
+        client, timeline = self._client, self._timeline
+        if client.started and client.write_now(block):
+            return
+        self._guard.until("stall", time.perf_counter() + self._stall)
+        if not client.started:
+            block = await self._start(block)
+        await client.write(block)
+        now = time.perf_counter()
+        if timeline.first_delivered is None:
+            timeline.first_delivered = now
+        if self._limit == "idle":  # the engine was held back meanwhile: its silence was not its own
+            self._deadline = max(self._deadline, now + self._idle)
+        self._guard.until(self._limit, self._deadline)
 
     async def _start(self, block: bytes) -> bytes:
         """Sends the head, and returns what was held before `block` together with it."""
@@ -175,6 +201,8 @@ class StreamRelay:
 
     async def _end(self) -> None:
         scanner = self.scanner
+        if scanner.too_large or len(self._held) > self._max_held:
+            raise EngineFailed(f"Engine `{self._answer.backend.name}` sent an event above {self._max_held} bytes.")
         last = scanner.flush()
         if scanner.error:
             if self._client.started and self._held:

@@ -57,6 +57,7 @@ class Reply(httpx.AsyncByteStream):
         self._parts: list[bytes] = []
         self._unread = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[bytes], bool] | None = None
 
     # From the connection
 
@@ -78,6 +79,10 @@ class Reply(httpx.AsyncByteStream):
             self._reusable = False
         if not self._head_complete and self._head_room < 0:
             self.fail(httpx.RemoteProtocolError("the head of the reply is too large"))
+        if self._sink is not None and self._parts and not self._sink(self._take()):
+            self._sink = None
+        if self._sink is not None and not self.complete and self._error is None:
+            return
         if self._unread > HIGH_WATER and not self._paused:
             self._paused = True
             self._pause()
@@ -166,6 +171,23 @@ class Reply(httpx.AsyncByteStream):
             if self._error is not None:
                 raise self._error
             await self._wait()
+        return self._take()
+
+    async def push(self, sink: Callable[[bytes], bool]) -> None:
+        """Hands each chunk to `sink` in the moment it arrives, which spares waking a task for it.
+
+        Returns when `sink` has returned `False`, or at the reply's end; iterate to learn how it ended. With a
+        `read_timeout` it returns at once, since that is kept by iterating.
+        """
+        if self._parts or self.complete or self._closed or self._error is not None or self.read_timeout is not None:
+            return
+        self._sink = sink
+        try:
+            await self._wait()
+        finally:
+            self._sink = None
+
+    def _take(self) -> bytes:
         parts = self._parts
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self._parts = []
