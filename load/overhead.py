@@ -147,9 +147,11 @@ def report(name: str, kind: str, out: str, spent: float, memory: float) -> None:
     count = found(r"(\d+) requests in", out)
     per_request = f"{spent / int(count) * 1e6:9.1f}" if count.isdigit() and int(count) else "        ?"
     faults = " ".join(re.findall(r"(Non-2xx.*|Socket errors.*)", out))
+    rate = found(r"Requests/sec: *([0-9.]+)", out)
+    half, slowest = found(r"50% +(\S+)", out), found(r"99% +(\S+)", out)
     print(
-        f"{name:24s} {kind:9s} cpu_us/req={per_request} rps={found(r'Requests/sec: *([0-9.]+)', out):>9s} "
-        f"p50={found(r'50% +(\S+)', out):>9s} p99={found(r'99% +(\S+)', out):>9s} pss={memory:6.0f}MB {faults}",
+        f"{name:24s} {kind:9s} cpu_us/req={per_request} rps={rate:>9s} "
+        f"p50={half:>9s} p99={slowest:>9s} pss={memory:6.0f}MB {faults}",
         flush=True,
     )
 
