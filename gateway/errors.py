@@ -7,6 +7,7 @@ GatewayError                 status, code, kind, message, param, retry_after
 ├── NoEngine                 503: no engine that has the model can take the request now
 ├── EngineFailed             502: the engine broke off, or answered something that is not an answer
 │   ├── EngineUnreachable    502: no connection could be made
+│   ├── EngineReported       502: it said in the middle of a stream that it failed
 │   └── EngineTimeout        504: a limit passed
 └── EngineRefused            the engine's own 4xx or 5xx, passed on
 """
@@ -21,6 +22,8 @@ class GatewayError(Exception):
     status: int = 500
     code: str = "internal_error"
     kind: str = "server_error"
+    own_words: bool = True
+    """Whether `message` is the gateway's. An engine's words may quote the prompt, so they are not logged."""
 
     def __init__(
         self,
@@ -80,6 +83,11 @@ class EngineUnreachable(EngineFailed):
     code = "engine_unreachable"
 
 
+class EngineReported(EngineFailed):
+    code = "engine_error"
+    own_words = False
+
+
 class EngineTimeout(EngineFailed):
     status = 504
     code = "engine_timeout"
@@ -90,6 +98,7 @@ class EngineRefused(GatewayError):
 
     code = "engine_error"
     kind = "engine_error"
+    own_words = False
 
     def __init__(
         self, message: str, *, status: int, body: bytes | None = None, retry_after: float | None = None

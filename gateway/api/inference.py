@@ -1,5 +1,6 @@
 """The way of an inference request, from the client to an engine and back."""
 
+import asyncio
 import logging
 import time
 
@@ -63,7 +64,6 @@ class _Call:
 
     async def run(self) -> None:
         error: GatewayError | None = None
-        outcome = "shutdown"
         try:
             try:
                 with self.guard:
@@ -73,19 +73,20 @@ class _Call:
                 self.guard.cause = Guard.GONE
             except GatewayError as exc:
                 error = exc
+            except asyncio.CancelledError:
+                # The server ends what still runs when its time to drain is over. The client gets a last word, and the
+                # task ends here: nobody waits for it.
+                error = GatewayError("The gateway is shutting down.", status=503, code="shutting_down")
             except Exception:  # noqa: BLE001 - whatever a bug raises, the client gets an answer and the log its trace
                 _log.exception("request %s failed inside the gateway", self.exchange.request_id)
                 error = GatewayError("The gateway failed on this request; its log knows why.")
             if self.guard.cause == Guard.GONE:
-                outcome = "cancelled"
+                error = None
                 self.exchange.status = self.exchange.status or _STATUS_CLIENT_LEFT
-            elif error is None:
-                outcome = "ok"
-            else:
-                outcome = error.code
+            elif error is not None:
                 await self._fail(error)
         finally:
-            self._record(outcome, error)
+            self._record(error)
 
     async def _serve(self) -> None:
         exchange, server, guard = self.exchange, self.handler.server, self.guard
@@ -159,7 +160,7 @@ class _Call:
         if scope.cancelled_caught:
             exchange.abort()
 
-    def _record(self, outcome: str, error: GatewayError | None) -> None:
+    def _record(self, error: GatewayError | None) -> None:
         exchange, timeline, request = self.exchange, self.timeline, self.request
         timeline.done = timeline.done or time.perf_counter()
         start = timeline.received
@@ -173,8 +174,8 @@ class _Call:
                 request_id=exchange.request_id,
                 path=exchange.path,
                 status=exchange.status,
-                outcome=outcome,
-                message=error.message if error is not None else None,
+                outcome="cancelled" if self.guard.cause == Guard.GONE else error.code if error is not None else "ok",
+                message=error.message if error is not None and error.own_words else None,
                 key=self.key,
                 model=request.model if request is not None else None,
                 engine=self.route.backend.name if self.route is not None else None,

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Mapping
 
-from gateway.errors import EngineFailed, EngineRefused, GatewayError
+from gateway.errors import EngineFailed, EngineRefused, EngineReported, GatewayError
 
 _MAX_RETRY_AFTER = 3600.0
 _MAX_PLAIN_TEXT = 300
@@ -39,10 +39,10 @@ def read_refusal(engine: str, status: int, headers: Mapping[bytes, bytes], body:
     return error
 
 
-def read_error_event(engine: str, payload: bytes) -> EngineFailed:
+def read_error_event(engine: str, payload: bytes) -> EngineReported:
     """The error that an error event inside a stream stands for."""
     message, _ = _message(payload, b"application/json")
-    return EngineFailed(message or f"Engine `{engine}` reported an error in its stream.", code="engine_error")
+    return EngineReported(message or f"Engine `{engine}` reported an error in its stream.")
 
 
 def _message(body: bytes, content_type: bytes) -> tuple[str | None, bool]:
