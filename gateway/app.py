@@ -14,6 +14,7 @@ from litestar.types import Receive as LitestarReceive
 from litestar.types import Scope as LitestarScope
 from litestar.types import Send as LitestarSend
 
+from gateway.api.doors import DOORS
 from gateway.api.errors import error_body, error_headers
 from gateway.api.health import live, ready
 from gateway.api.inference import InferenceHandler
@@ -22,7 +23,6 @@ from gateway.auth import Keys
 from gateway.config.schema import Config
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.fleet import Fleet
-from gateway.request import Endpoint
 from gateway.telemetry.logs import RequestLog
 
 _log = logging.getLogger("sluice.api")
@@ -40,7 +40,7 @@ def create_app(config: Config, *, log: RequestLog | None = None) -> Litestar:
             yield
         log.flush()
 
-    endpoints = [_mount(InferenceHandler(endpoint, config.server, keys, fleet, log)) for endpoint in Endpoint]
+    endpoints = [_mount(InferenceHandler(door, config.server, keys, fleet, log)) for door in DOORS]
     return Litestar(
         [*endpoints, list_models, get_model, live, ready],
         lifespan=[engines_running],
@@ -52,7 +52,7 @@ def create_app(config: Config, *, log: RequestLog | None = None) -> Litestar:
 
 
 def _mount(handler: InferenceHandler) -> ASGIRouteHandler:
-    @asgi(handler.endpoint.value, copy_scope=False)
+    @asgi(handler.door.path, copy_scope=False)
     async def inference(scope: LitestarScope, receive: LitestarReceive, send: LitestarSend) -> None:
         await handler(scope, receive, send)  # type: ignore[arg-type]
 

@@ -82,7 +82,7 @@ class Fleet:
         if config.managed is not None:
             process = ManagedEngine(name, config.managed, config.models[0] if config.models else name)
         url = process.url if process is not None else config.url or ""
-        backend = Backend(name, config, KINDS[config.kind](url, config.api_key, config.headers), process)
+        backend = Backend(name, config, KINDS[config.kind](url, config), process)
         backend.on_change = self._update_routes
         return backend
 

@@ -9,10 +9,13 @@ from gateway.errors import InvalidRequest
 
 
 class Endpoint(Enum):
-    """An inference endpoint of the OpenAI dialect, by its path on an engine."""
+    """What an engine is asked for, by its path in OpenAI's dialect."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+    RERANK = "/v1/rerank"
+    TOKENIZE = "/tokenize"
 
 
 class _Fields(msgspec.Struct):
@@ -29,9 +32,25 @@ class _CompletionFields(_Fields):
     prompt: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _EmbeddingFields(_Fields, kw_only=True):
+    input: msgspec.Raw
+
+
+class _RerankFields(_Fields, kw_only=True):
+    query: str
+    documents: list[msgspec.Raw]
+
+
+class _TokenizeFields(_Fields):
+    pass
+
+
 _decoders: dict[Endpoint, "msgspec.json.Decoder[_Fields]"] = {
     Endpoint.CHAT: msgspec.json.Decoder(_ChatFields),
     Endpoint.COMPLETIONS: msgspec.json.Decoder(_CompletionFields),
+    Endpoint.EMBEDDINGS: msgspec.json.Decoder(_EmbeddingFields),
+    Endpoint.RERANK: msgspec.json.Decoder(_RerankFields),
+    Endpoint.TOKENIZE: msgspec.json.Decoder(_TokenizeFields),
 }
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode

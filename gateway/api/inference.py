@@ -6,18 +6,20 @@ import time
 
 import anyio
 
-from gateway.api.errors import error_body, error_event, error_headers
+from gateway.api.door import Door, Writer
+from gateway.api.errors import error_headers
 from gateway.api.exchange import ClientGone, Exchange, Receive, Scope, Send
+from gateway.api.writing import TranslatingClient
 from gateway.auth import Keys
 from gateway.config.schema import Server
 from gateway.errors import EngineTimeout, GatewayError, InvalidRequest
 from gateway.fleet import Fleet, Route
 from gateway.guard import Guard
-from gateway.request import Endpoint, InferenceRequest, parse_request
+from gateway.request import InferenceRequest
 from gateway.telemetry.logs import RequestLog, RequestRecord
 from gateway.telemetry.timeline import Timeline
 from gateway.upstream.attempt import Answer, Attempt
-from gateway.upstream.relay import StreamRelay, relay_whole
+from gateway.upstream.relay import Client, StreamRelay, relay_whole
 
 _log = logging.getLogger("sluice.api")
 
@@ -30,15 +32,15 @@ class InferenceHandler:
     """A raw ASGI application for one endpoint.
 
     Args:
-        endpoint: which one.
+        door: which one, and how its clients speak.
         server: limits of the listening side.
         keys: who may ask.
         fleet: who answers.
         log: gets one record a request.
     """
 
-    def __init__(self, endpoint: Endpoint, server: Server, keys: Keys, fleet: Fleet, log: RequestLog) -> None:
-        self.endpoint = endpoint
+    def __init__(self, door: Door, server: Server, keys: Keys, fleet: Fleet, log: RequestLog) -> None:
+        self.door = door
         self.server = server
         self.keys = keys
         self.fleet = fleet
@@ -96,23 +98,25 @@ class _Call:
             )
         self.key = self.handler.keys.check(exchange.raw_headers)
         body = await exchange.read_body(guard, server.max_body_bytes, server.body_timeout)
-        self.request = request = parse_request(self.handler.endpoint, body)
+        self.request, writer = self.handler.door.read(body)
+        request = self.request
         async with exchange.watch(guard):
             with self.handler.fleet.lease(request.model) as route:
                 self.route = route
                 self.timeline.routed = time.perf_counter()
                 async with Attempt(route.backend, route.model, request, guard, self.timeline) as answer:
-                    await self._relay(answer, request)
+                    await self._relay(answer, request, writer)
 
-    async def _relay(self, answer: Answer, request: InferenceRequest) -> None:
+    async def _relay(self, answer: Answer, request: InferenceRequest, writer: Writer | None) -> None:
         server = self.handler.server
         headers = self._engine_headers()
+        client: Client = self.exchange if writer is None else TranslatingClient(self.exchange, writer)
         if not request.stream:
-            await relay_whole(answer, self.exchange, self.guard, self.timeline, headers, server.max_reply_bytes)
+            await relay_whole(answer, client, self.guard, self.timeline, headers, server.max_reply_bytes)
             return
         self.stream = StreamRelay(
             answer,
-            self.exchange,
+            client,
             self.guard,
             self.timeline,
             headers,
@@ -152,11 +156,11 @@ class _Call:
             return
         with anyio.move_on_after(0 if error.code == "client_stalled" else _LAST_WORD) as scope:
             if exchange.started:
-                await exchange.finish(error_event(error))
+                await exchange.finish(self.handler.door.error_event(error))
             else:
                 allow = [(b"allow", b"POST")] if error.status == 405 else []
                 headers = [*error_headers(error), *self._engine_headers(), *allow]
-                await exchange.reply(error.status, headers, error_body(error))
+                await exchange.reply(error.status, headers, self.handler.door.error_body(error))
         if scope.cancelled_caught:
             exchange.abort()
 

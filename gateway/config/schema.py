@@ -63,6 +63,10 @@ class Engine(_Section, frozen=True):
     """Model names the engine serves. Empty: the engine is asked."""
     concurrency: Annotated[int, Meta(ge=1)] | None = None
     """Requests it runs at once. Not set: what the engine reports, else 1."""
+    context: Annotated[int, Meta(ge=128)] | None = None
+    """Context length in tokens to use. Ollama is told it with each request, so that it neither cuts nor reloads."""
+    keep_alive: str | None = None
+    """How long Ollama keeps a model loaded after a request, such as `10m` or `-1`."""
     api_key: str | None = None
     headers: dict[str, str] = {}
     transport: Literal["native", "httpx"] = "native"

@@ -1,12 +1,18 @@
 """What Sluice needs of an engine. One more engine is one file with a subclass, and one entry in `engines.KINDS`."""
 
 import enum
+from collections.abc import Mapping
 from typing import ClassVar
 from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.config import schema
+from gateway.engines.call import Call
+from gateway.errors import GatewayError, InvalidRequest
+from gateway.request import Endpoint, InferenceRequest
 from gateway.upstream.http import httpx
+from gateway.upstream.refusal import read_refusal
 
 
 class State(enum.Enum):
@@ -44,19 +50,22 @@ class Engine:
 
     Args:
         url: the base URL; a trailing `/v1` and slash are understood.
-        api_key: sent as a bearer token; the client's own is never passed on.
-        headers: further headers for each request.
+        config: its `api_key` is sent as a bearer token, and its `headers` with each request; a client's own are never
+            passed on.
     """
 
     kind: ClassVar[str]
+    serves: ClassVar[frozenset[Endpoint]] = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS})
+    """The endpoints it has. Whether a model can use one is for the engine to say."""
 
-    def __init__(self, url: str, api_key: str | None, headers: dict[str, str]) -> None:
+    def __init__(self, url: str, config: schema.Engine) -> None:
+        self.config = config
         base = url.rstrip("/")
         base = base.removesuffix("/v1").rstrip("/")
         self.base = httpx.URL(base)
         host = urlsplit(base).netloc.encode("idna" if not base.isascii() else "ascii")
-        auth = [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []
-        extra = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        auth = [(b"authorization", b"Bearer " + config.api_key.encode())] if config.api_key else []
+        extra = [(name.lower().encode(), value.encode()) for name, value in config.headers.items()]
         self._headers = [
             (b"host", host),
             (b"content-type", b"application/json"),
@@ -66,6 +75,25 @@ class Engine:
             *extra,
         ]
         self._urls: dict[str, httpx.URL] = {}
+
+    def call(self, request: InferenceRequest, model: str) -> Call:
+        """What to send for `request`, whose model the engine calls `model`.
+
+        Raises:
+            InvalidRequest: the engine has no such endpoint, or cannot carry a field that is set.
+        """
+        if request.endpoint not in self.serves:
+            raise self.lacks(request.endpoint)
+        return Call(self.request(request.endpoint.value, request.body_for(model)))
+
+    def lacks(self, endpoint: Endpoint) -> InvalidRequest:
+        return InvalidRequest(
+            f"The engine of this model ({self.kind}) has no {endpoint.value}.", status=501, code="unsupported_endpoint"
+        )
+
+    def refusal(self, name: str, status: int, headers: Mapping[bytes, bytes], body: bytes) -> GatewayError:
+        """The error that an answer with a status other than 200 stands for; `name` is the engine's in the config."""
+        return read_refusal(name, status, headers, body)
 
     def request(self, path: str, body: bytes) -> httpx.Request:
         """A POST of `body` to the engine's `path`, which begins with `/`."""

@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.engines.base import Health, State
 from gateway.engines.openai import OpenAIEngine
+from gateway.request import Endpoint
 from gateway.upstream.http import httpx
 
 
@@ -20,6 +21,7 @@ class LlamaCppEngine(OpenAIEngine):
     """
 
     kind: ClassVar[str] = "llamacpp"
+    serves: ClassVar[frozenset[Endpoint]] = frozenset(Endpoint)
 
     async def probe(self, client: httpx.AsyncClient) -> Health:
         unwell = _unwell(await self.get(client, "/health"))

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from gateway.engines.base import Health, State
 from gateway.engines.openai import OpenAIEngine
+from gateway.request import Endpoint
 from gateway.upstream.http import httpx
 
 
@@ -11,6 +12,7 @@ class VllmEngine(OpenAIEngine):
     """Probed by `/health`, which answers 503 once the engine process has died. While it loads nothing listens."""
 
     kind: ClassVar[str] = "vllm"
+    serves: ClassVar[frozenset[Endpoint]] = frozenset(Endpoint)
 
     async def probe(self, client: httpx.AsyncClient) -> Health:
         reply = await self.get(client, "/health")

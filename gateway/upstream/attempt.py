@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 
 from gateway.backend import Backend
+from gateway.engines.call import Reader
 from gateway.errors import EngineFailed, EngineTimeout, EngineUnreachable
 from gateway.guard import Guard
 from gateway.request import InferenceRequest
 from gateway.telemetry.timeline import Timeline
 from gateway.upstream.http import httpx
-from gateway.upstream.refusal import read_refusal
 
 _MAX_ERROR_BYTES = 1024 * 1024
 _DECODABLE = frozenset({b"gzip", b"deflate"})
@@ -22,10 +22,19 @@ class Answer:
     Iterating `chunks` raises `httpx.RequestError`, which `broken` turns into our own.
     """
 
-    def __init__(self, backend: Backend, content_type: bytes, chunks: AsyncIterator[bytes]) -> None:
+    def __init__(
+        self, backend: Backend, content_type: bytes, chunks: AsyncIterator[bytes], reader: Reader | None
+    ) -> None:
         self.backend = backend
         self.content_type = content_type
         self.chunks = chunks
+        self.reader = reader
+
+    @property
+    def streams(self) -> bool:
+        """Whether it is a stream of the kind that the engine has."""
+        expected = b"text/event-stream" if self.reader is None else self.reader.content_type
+        return self.content_type.startswith(expected)
 
     def broken(self, exc: httpx.RequestError) -> EngineFailed:
         """The error for a reply that broke off; the engine is looked at at once."""
@@ -57,7 +66,7 @@ class Attempt:
         self._backend = backend
         self._guard = guard
         self._timeline = timeline
-        self._upstream = backend.engine.request(request.endpoint.value, request.body_for(model))
+        self._call = backend.engine.call(request, model)
         self._response: httpx.Response | None = None
 
     async def __aenter__(self) -> Answer:
@@ -74,11 +83,12 @@ class Attempt:
             headers = {name.lower(): value for name, value in response.headers.raw}
             chunks = _chunks(backend.name, response, headers.get(b"content-encoding", b"identity"))
             if response.status_code != 200:
-                raise read_refusal(backend.name, response.status_code, headers, await _read_some(chunks))
+                body = await _read_some(chunks)
+                raise backend.engine.refusal(backend.name, response.status_code, headers, body)
         except BaseException:
             await self._close()
             raise
-        return Answer(backend, headers.get(b"content-type", b""), chunks)
+        return Answer(backend, headers.get(b"content-type", b""), chunks, self._call.reader)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -87,12 +97,12 @@ class Attempt:
 
     async def _send(self) -> httpx.Response:
         backend, timeouts = self._backend, self._backend.config.timeouts
-        self._upstream.extensions["timeout"] = {"connect": timeouts.connect}
+        self._call.request.extensions["timeout"] = {"connect": timeouts.connect}
         self._timeline.dispatched = now = time.perf_counter()
         self._guard.total(now + timeouts.total)
         self._guard.until("first_byte", now + timeouts.first_byte)
         try:
-            return await backend.transport.handle_async_request(self._upstream)
+            return await backend.transport.handle_async_request(self._call.request)
         except httpx.ConnectTimeout as exc:
             backend.unreachable()
             raise EngineTimeout(f"Engine `{backend.name}` took no connection within {timeouts.connect:g} s.") from exc

@@ -24,7 +24,8 @@ _LINGER = 1.0
 class Client(Protocol):
     """Where an answer goes."""
 
-    started: bool
+    @property
+    def started(self) -> bool: ...
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
     def write_now(self, data: bytes) -> bool: ...
@@ -60,12 +61,14 @@ async def relay_whole(
         raise answer.broken(exc) from exc
     body = parts[0] if len(parts) == 1 else b"".join(parts)
     try:
+        if answer.reader is not None:
+            body = answer.reader.whole(body)
         timeline.report = read_completion(body)
     except ValueError:
         raise EngineFailed(f"Engine `{backend.name}` answered with something that is no answer.") from None
     timeline.first_output = timeline.last_output = timeline.done = time.perf_counter()
     head = [
-        (b"content-type", answer.content_type or b"application/json"),
+        (b"content-type", answer.content_type if answer.reader is None else b"application/json"),
         *headers,
         (b"server-timing", timeline.server_timing()),
     ]
@@ -97,6 +100,7 @@ class StreamRelay:
         self._client = client
         self._guard = guard
         self._timeline = timeline
+        self._reader = answer.reader
         self._headers = headers
         self._max_held = max_event_bytes
         self._stall = stall
@@ -111,7 +115,7 @@ class StreamRelay:
         Raises:
             EngineFailed: the answer is not whole. What came of it has been relayed if there was any output.
         """
-        if not self._answer.content_type.startswith(b"text/event-stream"):
+        if not self._answer.streams:
             raise EngineFailed(f"Engine `{self._answer.backend.name}` answered a streaming request with no stream.")
         self._guard.until(self._limit, self._deadline)
         try:
@@ -143,7 +147,7 @@ class StreamRelay:
     def _scan(self, data: bytes) -> bytes:
         """Notes what `data` says and when it came; returns what may go to the client now, and holds the rest."""
         scanner, timeline = self.scanner, self._timeline
-        block = scanner.feed(data)
+        block = scanner.feed(data if self._reader is None else self._reader.feed(data))
         now = time.perf_counter()
         self._answer.backend.progressed_at = now
         if timeline.first_frame is None:
@@ -189,7 +193,7 @@ class StreamRelay:
         await self._client.start(
             200,
             [
-                (b"content-type", self._answer.content_type),
+                (b"content-type", self._answer.content_type if self._reader is None else b"text/event-stream"),
                 (b"cache-control", b"no-cache"),
                 (b"x-accel-buffering", b"no"),
                 *self._headers,
@@ -203,7 +207,8 @@ class StreamRelay:
         scanner = self.scanner
         if scanner.too_large or len(self._held) > self._max_held:
             raise EngineFailed(f"Engine `{self._answer.backend.name}` sent an event above {self._max_held} bytes.")
-        last = scanner.flush()
+        last = scanner.feed(self._reader.flush()) if self._reader is not None else b""
+        last += scanner.flush()
         if scanner.error:
             if self._client.started and self._held:
                 await self._client.write(self._held)

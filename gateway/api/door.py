@@ -1,0 +1,47 @@
+"""What a front door is: one path of one dialect. A new dialect is one file with its doors, and an entry in `DOORS`."""
+
+from typing import NamedTuple, Protocol
+
+from gateway.errors import GatewayError
+from gateway.request import InferenceRequest
+
+
+class Writer(Protocol):
+    """Turns an answer in OpenAI's dialect into the client's while it is relayed; one for each answer."""
+
+    content_type: bytes
+    """That of its streams."""
+
+    def feed(self, events: bytes) -> bytes:
+        """Takes whole OpenAI events, `[DONE]` excepted, and returns what the client gets for them."""
+
+    def finish(self) -> bytes:
+        """What ends a whole stream, in place of `[DONE]`."""
+
+    def whole(self, body: bytes) -> bytes:
+        """An answer in one piece."""
+
+
+class Asked(NamedTuple):
+    """A request as engines are given it, and the writer of its answer where the client speaks another dialect."""
+
+    request: InferenceRequest
+    writer: Writer | None = None
+
+
+class Door(Protocol):
+    """One inference endpoint as clients see it. It knows no HTTP."""
+
+    path: str
+
+    def read(self, body: bytes) -> Asked:
+        """
+        Raises:
+            InvalidRequest: the body is no request of this dialect, or asks for what cannot be carried.
+        """
+
+    def error_body(self, error: GatewayError) -> bytes:
+        """The body of an answer that is an error."""
+
+    def error_event(self, error: GatewayError) -> bytes:
+        """What ends a stream that failed after it had begun."""
