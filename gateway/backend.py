@@ -6,7 +6,7 @@ from collections.abc import Callable
 import anyio
 
 from gateway.config import schema
-from gateway.engines.base import Engine, Health, State
+from gateway.engines.base import Engine, EngineModel, Health, State
 from gateway.engines.managed import ManagedEngine
 from gateway.upstream.http import httpx
 from gateway.upstream.transport import NativeTransport
@@ -58,9 +58,9 @@ class Backend:
         """The engine's own names of its models: as configured, else as it says."""
         return list(self.config.models) or [model.name for model in self.health.models]
 
-    def context(self, model: str) -> int | None:
-        """The context length of `model` in tokens, if the engine tells it."""
-        return next((known.context for known in self.health.models if known.name == model), None)
+    def model(self, name: str) -> EngineModel:
+        """What is known of the model that the engine calls `name`."""
+        return next((model for model in self.health.models if model.name == name), EngineModel(name))
 
     def progressed(self) -> None:
         self.progressed_at = time.perf_counter()

@@ -13,6 +13,7 @@ from gateway.backend import Backend
 from gateway.config.schema import Config
 from gateway.config.schema import Engine as EngineConfig
 from gateway.engines import KINDS
+from gateway.engines.identity import describe
 from gateway.engines.managed import ManagedEngine
 from gateway.errors import ModelNotFound, NoEngine
 from gateway.health.monitor import watch
@@ -25,13 +26,16 @@ _FIRST_LOOK = 2.0
 class Route:
     """An engine that serves a model, and the name it has there.
 
-    `headers` are those by which clients are told of it.
+    `identity` is what is known of the model there, and `headers` are those by which clients are told of all that.
     """
 
     def __init__(self, backend: Backend, model: str) -> None:
         self.backend = backend
         self.model = model
+        self.identity = describe(backend.model(model))
         self.headers = [(b"x-sluice-engine", header_value(backend.name)), (b"x-sluice-model", header_value(model))]
+        if self.identity:
+            self.headers.append((b"x-sluice-identity", header_value(self.identity)))
 
     @property
     def load(self) -> float:
@@ -185,7 +189,7 @@ def _own_name(backend: Backend, alias: str) -> str | None:
 
 
 def _card(name: str, routes: Sequence[Route]) -> ModelCard:
-    contexts = [context for route in routes if (context := route.backend.context(route.model)) is not None]
+    contexts = [context for route in routes if (context := route.backend.model(route.model).context) is not None]
     return ModelCard(
         name,
         [route.backend.name for route in routes],

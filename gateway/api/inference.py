@@ -184,6 +184,7 @@ class _Call:
                 model=request.model if request is not None else None,
                 engine=self.route.backend.name if self.route is not None else None,
                 engine_model=self.route.model if self.route is not None else None,
+                identity=(self.route.identity or None) if self.route is not None else None,
                 attempt=1 if timeline.dispatched is not None else None,
                 stream=request is not None and request.stream,
                 routed=timeline.since(timeline.routed, start),

@@ -51,6 +51,19 @@ class Managed(_Section, frozen=True):
     """Listening port on 127.0.0.1; by default a free one."""
 
 
+class Pin(_Section, frozen=True):
+    """What a model must be to be used. An engine whose model is another, or does not say, takes no requests."""
+
+    digest: Annotated[str, Meta(min_length=8)] | None = None
+    """The model's bytes, such as `sha256:765525e6`; its first characters suffice (Ollama tells it)."""
+    version: str | None = None
+    """The engine's own version (llama.cpp's build, vLLM's and TGI's version)."""
+    quantization: str | None = None
+    """Such as `Q4_K_M` (llama.cpp and Ollama tell it)."""
+    context: Annotated[int, Meta(ge=1)] | None = None
+    """The context length in force, in tokens."""
+
+
 class Engine(_Section, frozen=True):
     """One backend engine: a server that runs models. Exactly one of `url` and `managed` is set."""
 
@@ -61,6 +74,8 @@ class Engine(_Section, frozen=True):
     managed: Managed | None = None
     models: list[Name] = []
     """Model names the engine serves. Empty: the engine is asked."""
+    pins: dict[Name, Pin] = {}
+    """What models must be to be used, by the engine's own names."""
     concurrency: Annotated[int, Meta(ge=1)] | None = None
     """Requests it runs at once. Not set: what the engine reports, else 1."""
     context: Annotated[int, Meta(ge=128)] | None = None

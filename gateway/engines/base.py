@@ -27,10 +27,18 @@ class State(enum.Enum):
 
 
 class EngineModel(msgspec.Struct, frozen=True):
-    """A model that an engine serves, under the engine's own name; `context` is in tokens, `None` if unknown."""
+    """A model that an engine serves, under the engine's own name; `context` is in tokens.
+
+    `digest` stands for the model's exact bytes, `quantization` is such as `Q4_K_M`, `version` is the engine's own, and
+    `loaded` says whether it is in memory. `None` is what the engine does not tell.
+    """
 
     name: str
     context: int | None = None
+    digest: str | None = None
+    quantization: str | None = None
+    version: str | None = None
+    loaded: bool | None = None
 
 
 class Health(msgspec.Struct, frozen=True):

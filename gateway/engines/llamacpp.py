@@ -12,10 +12,13 @@ from gateway.upstream.http import httpx
 
 class _Props(msgspec.Struct):
     total_slots: int | None = None
+    build_info: str | None = None
+    model_ftype: str | None = None
 
 
 class LlamaCppEngine(OpenAIEngine):
-    """Probed by `/health`, which answers 503 while the model loads; its slots are read from `/props`.
+    """Probed by `/health`, which answers 503 while the model loads; its slots, build and quantization
+    are read from `/props`.
 
     `/slots` is not asked: with sleep on idle it would wake the model.
     """
@@ -30,14 +33,20 @@ class LlamaCppEngine(OpenAIEngine):
         health = await self.probe_models(client)
         if health.state is not State.READY:
             return health
-        return msgspec.structs.replace(health, slots=await self._slots(client))
+        props = await self._props(client)
+        models = tuple(
+            msgspec.structs.replace(model, version=props.build_info, quantization=props.model_ftype)
+            for model in health.models
+        )
+        return msgspec.structs.replace(health, models=models, slots=props.total_slots)
 
-    async def _slots(self, client: httpx.AsyncClient) -> int | None:
+    async def _props(self, client: httpx.AsyncClient) -> _Props:
+        """What `/props` says; nothing where it is switched off."""
         reply = await self.get(client, "/props")
         try:
-            return msgspec.json.decode(reply.content, type=_Props).total_slots if reply.status_code == 200 else None
-        except msgspec.DecodeError:
-            return None
+            return msgspec.json.decode(reply.content, type=_Props) if reply.status_code == 200 else _Props()
+        except (msgspec.DecodeError, RecursionError):
+            return _Props()
 
 
 def _unwell(reply: httpx.Response) -> Health | None:

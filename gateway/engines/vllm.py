@@ -2,10 +2,16 @@
 
 from typing import ClassVar
 
+import msgspec
+
 from gateway.engines.base import Health, State
 from gateway.engines.openai import OpenAIEngine
 from gateway.request import Endpoint
 from gateway.upstream.http import httpx
+
+
+class _Version(msgspec.Struct):
+    version: str | None = None
 
 
 class VllmEngine(OpenAIEngine):
@@ -18,4 +24,14 @@ class VllmEngine(OpenAIEngine):
         reply = await self.get(client, "/health")
         if reply.status_code != 200:
             return Health(State.DOWN, f"its health endpoint answers HTTP {reply.status_code}")
-        return await self.probe_models(client)
+        health = await self.probe_models(client)
+        version = await self._version(client)
+        models = tuple(msgspec.structs.replace(model, version=version) for model in health.models)
+        return msgspec.structs.replace(health, models=models)
+
+    async def _version(self, client: httpx.AsyncClient) -> str | None:
+        reply = await self.get(client, "/version")
+        try:
+            return msgspec.json.decode(reply.content, type=_Version).version if reply.status_code == 200 else None
+        except (msgspec.DecodeError, RecursionError):
+            return None

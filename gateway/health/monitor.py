@@ -4,8 +4,11 @@ import logging
 import random
 import time
 
+import msgspec
+
 from gateway.backend import Backend
 from gateway.engines.base import Health, State
+from gateway.engines.identity import broken_pin
 from gateway.upstream.http import httpx
 
 _log = logging.getLogger("sluice.health")
@@ -36,7 +39,10 @@ async def check(backend: Backend, misses: int = 0) -> tuple[Health, int]:
     """Probes once; `misses` is how many probes before this one went unanswered."""
     asked_at = time.perf_counter()
     try:
-        return await backend.engine.probe(backend.client), 0
+        health = await backend.engine.probe(backend.client)
+        if health.state is State.READY and (reason := broken_pin(backend.config.pins, health.models)):
+            health = msgspec.structs.replace(health, state=State.DOWN, reason=reason)
+        return health, 0
     except httpx.ConnectError:
         return backend.absent(), 0
     except httpx.TimeoutException:

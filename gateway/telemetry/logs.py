@@ -24,6 +24,8 @@ class RequestRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     model: str | None = None
     engine: str | None = None
     engine_model: str | None = None
+    identity: str | None = None
+    """What is known of the model that served: digest, version, quantization, context."""
     attempt: int | None = None
     stream: bool = False
     routed: float | None = None

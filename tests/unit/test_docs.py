@@ -16,6 +16,7 @@ SECTIONS = {
     schema.Config: "Top level",
     schema.Engine: "`engines.NAME`",
     schema.Managed: "`engines.NAME.managed`",
+    schema.Pin: "`engines.NAME.pins`",
     schema.Timeouts: "`engines.NAME.timeouts`",
     schema.Probe: "`engines.NAME.probe`",
     schema.Target: "`models.NAME`",
