@@ -14,7 +14,8 @@ from litestar.types import Receive as LitestarReceive
 from litestar.types import Scope as LitestarScope
 from litestar.types import Send as LitestarSend
 
-from gateway.api.doors import DOORS
+from gateway.api import ollama
+from gateway.api.doors import all_doors
 from gateway.api.errors import error_body, error_headers
 from gateway.api.health import live, ready
 from gateway.api.inference import InferenceHandler
@@ -40,9 +41,9 @@ def create_app(config: Config, *, log: RequestLog | None = None) -> Litestar:
             yield
         log.flush()
 
-    endpoints = [_mount(InferenceHandler(door, config.server, keys, fleet, log)) for door in DOORS]
+    endpoints = [_mount(InferenceHandler(door, config.server, keys, fleet, log)) for door in all_doors(fleet)]
     return Litestar(
-        [*endpoints, list_models, get_model, live, ready],
+        [*endpoints, list_models, get_model, *ollama.ROUTES, live, ready],
         lifespan=[engines_running],
         dependencies={"keys": _always(keys), "fleet": _always(fleet), "started_at": _always(int(time.time()))},
         exception_handlers={GatewayError: _gateway_error, HTTPException: _http_error, Exception: _unforeseen},
@@ -63,9 +64,10 @@ def _always(value: object) -> Provide:
     return Provide(lambda: value, sync_to_thread=False)
 
 
-def _gateway_error(_: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:
+def _gateway_error(request: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-    return Response(error_body(error), status_code=error.status, headers=headers, media_type="application/json")
+    body = ollama.error_body(error) if request.url.path.startswith("/api/") else error_body(error)
+    return Response(body, status_code=error.status, headers=headers, media_type="application/json")
 
 
 def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:

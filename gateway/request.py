@@ -9,13 +9,14 @@ from gateway.errors import InvalidRequest
 
 
 class Endpoint(Enum):
-    """What an engine is asked for, by its path in OpenAI's dialect."""
+    """What an engine is asked for, by its path: OpenAI's, but for `COUNT_TOKENS`, which is Anthropic's."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
     EMBEDDINGS = "/v1/embeddings"
     RERANK = "/v1/rerank"
     TOKENIZE = "/tokenize"
+    COUNT_TOKENS = "/v1/messages/count_tokens"
 
 
 class _Fields(msgspec.Struct):
@@ -51,6 +52,7 @@ _decoders: dict[Endpoint, "msgspec.json.Decoder[_Fields]"] = {
     Endpoint.EMBEDDINGS: msgspec.json.Decoder(_EmbeddingFields),
     Endpoint.RERANK: msgspec.json.Decoder(_RerankFields),
     Endpoint.TOKENIZE: msgspec.json.Decoder(_TokenizeFields),
+    Endpoint.COUNT_TOKENS: msgspec.json.Decoder(_ChatFields),
 }
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode

@@ -1,6 +1,12 @@
 """All front doors."""
 
-from gateway.api import openai
+from gateway.api import anthropic, ollama, openai, responses
 from gateway.api.door import Door
+from gateway.fleet import Fleet
 
-DOORS: list[Door] = [*openai.DOORS]
+DOORS: list[Door] = [*openai.DOORS, *anthropic.DOORS, *responses.DOORS]
+
+
+def all_doors(fleet: Fleet) -> list[Door]:
+    """Those of Ollama's dialect too, whose clients have their own names for models."""
+    return [*DOORS, *ollama.doors(fleet)]

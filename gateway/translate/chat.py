@@ -64,7 +64,9 @@ class Function(_Part, kw_only=True):
     strict: bool | None = None
 
 
-class Tool(_Part, kw_only=True):
+class Tool(msgspec.Struct, kw_only=True):
+    """Always written with its `type`, which llama.cpp does not do without."""
+
     function: Function
     type: str = "function"
 
@@ -164,6 +166,8 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     delta: Delta = msgspec.field(default_factory=Delta)
     finish_reason: str | None = None
     logprobs: Json = None
+    stop_reason: Json | msgspec.UnsetType = msgspec.UNSET
+    """vLLM's: the stop text, or the id of the token, that ended the answer."""
 
 
 class Timings(_Part, kw_only=True):
@@ -193,6 +197,7 @@ class Choice(msgspec.Struct, kw_only=True):
     message: Message
     finish_reason: str | None = None
     logprobs: Json = None
+    stop_reason: Json | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(_Part, kw_only=True):

@@ -1,0 +1,271 @@
+"""Turns answers in OpenAI's chat dialect into those of Anthropic's Messages dialect."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from gateway.errors import EngineFailed, InvalidRequest
+from gateway.translate import chat
+from gateway.translate.anthropic import (
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    InputDelta,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    Reply,
+    Stop,
+    Text,
+    TextDelta,
+    Thinking,
+    ThinkingDelta,
+    ToolUse,
+    Usage,
+    encode_event,
+)
+from gateway.translate.chunks import new_id, read_chunks
+
+INVALID_JSON = "INVALID_JSON"
+"""The member that holds a call's arguments which are not a JSON object, as Anthropic suggests for such cases.
+
+Source: https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/fine-grained-tool-streaming.
+"""
+
+_STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use", "content_filter": "refusal"}
+
+_decode = msgspec.json.Decoder(chat.Completion).decode
+
+
+class MessagesWriter:
+    """Writes one answer; it is a `gateway.api.door.Writer`.
+
+    Args:
+        model: its name as the client knows it.
+        stops: the texts that were asked to end the answer.
+        thinking: whether the client is to see what the model thinks.
+    """
+
+    content_type = b"text/event-stream; charset=utf-8"
+
+    def __init__(self, model: str, *, stops: Sequence[str] = (), thinking: bool = True) -> None:
+        self._reply = Reply(id=new_id("msg_"), model=model, usage=Usage())
+        self._stops = stops
+        self._thinking = thinking
+        self._stream = _Blocks()
+        self._began = False
+        self._finish_reason: str | None = None
+        self._stop_text: chat.Json = None
+
+    def feed(self, events: bytes) -> bytes:
+        return b"".join(event for chunk in read_chunks(events) for event in self._chunk(chunk))
+
+    def finish(self) -> bytes:
+        stop = self._stop(self._finish_reason, self._stop_text, called=self._stream.called)
+        ending = [encode_event(MessageDelta(delta=stop, usage=self._reply.usage)), encode_event(MessageStop())]
+        return b"".join([*self._begin(), *self._stream.end(), *ending])
+
+    def whole(self, body: bytes) -> bytes:
+        """
+        Raises:
+            EngineFailed: `body` is no answer to a chat.
+        """
+        try:
+            completion = _decode(body)
+            choice = completion.choices[0]
+        except (msgspec.DecodeError, RecursionError, IndexError):
+            raise EngineFailed("The engine's answer cannot be put into the Messages dialect.") from None
+        content = list(_content(choice.message, self._thinking))
+        stop_text = None if choice.stop_reason is msgspec.UNSET else choice.stop_reason
+        stop = self._stop(choice.finish_reason, stop_text, called=bool(choice.message.tool_calls))
+        reply = msgspec.structs.replace(
+            self._reply,
+            content=content,
+            stop_reason=stop.stop_reason,
+            stop_sequence=stop.stop_sequence,
+            usage=_usage(completion.usage),
+        )
+        return msgspec.json.encode(reply)
+
+    def _begin(self) -> Iterator[bytes]:
+        if not self._began:
+            self._began = True
+            yield encode_event(MessageStart(message=self._reply))
+
+    def _chunk(self, chunk: chat.Chunk) -> Iterator[bytes]:
+        if chunk.usage is not None:
+            self._reply.usage = _usage(chunk.usage)
+        yield from self._begin()
+        for choice in chunk.choices:
+            delta = choice.delta
+            if delta.thought and self._thinking:
+                yield from self._stream.thought(delta.thought)
+            if text := delta.content or delta.refusal:
+                yield from self._stream.text(text)
+            for part in delta.tool_calls or []:
+                yield from self._stream.call(part)
+            self._finish_reason = choice.finish_reason or self._finish_reason
+            if choice.stop_reason is not msgspec.UNSET:
+                self._stop_text = choice.stop_reason
+
+    def _stop(self, finish_reason: str | None, stop_text: chat.Json, *, called: bool) -> Stop:
+        if isinstance(stop_text, str) and stop_text in self._stops and finish_reason == "stop":
+            return Stop(stop_reason="stop_sequence", stop_sequence=stop_text)
+        if called and finish_reason not in ("length", "content_filter"):  # some engines call it `stop` all the same
+            return Stop(stop_reason="tool_use")
+        return Stop(stop_reason=_STOPS.get(finish_reason or "stop", "end_turn"))
+
+
+class _Call(msgspec.Struct, eq=False, kw_only=True):
+    """A tool call that arrives in parts. `engine_index` and `engine_id` are how the engine names it in them."""
+
+    engine_index: int | None
+    engine_id: str | None
+    id: str
+    name: str
+    arguments: str = ""
+    block: int | None = None
+    """The number of its block, once that has begun."""
+    written: int = 0
+    """How many characters of the arguments are written."""
+
+    @property
+    def whole(self) -> bool:
+        try:
+            msgspec.json.decode(self.arguments)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
+
+
+class _Blocks:
+    """The blocks of one stream, one after the other.
+
+    OpenAI's parts of parallel tool calls may come in any order. Only one call's block is open at a time; the others
+    wait until its arguments are whole.
+    """
+
+    def __init__(self) -> None:
+        self._begun = 0
+        self._open: type[Text | Thinking | ToolUse] | None = None
+        self._calls: list[_Call] = []
+        self._waiting: deque[_Call] = deque()
+        """Calls that are not whole, or not written; the block of the first one is open, or is to be the next."""
+
+    @property
+    def called(self) -> bool:
+        return bool(self._calls)
+
+    def text(self, text: str) -> Iterator[bytes]:
+        yield from self._continue(Text())
+        yield self._delta(self._begun - 1, TextDelta(text=text))
+
+    def thought(self, text: str) -> Iterator[bytes]:
+        yield from self._continue(Thinking())
+        yield self._delta(self._begun - 1, ThinkingDelta(thinking=text))
+
+    def call(self, part: chat.ToolCall) -> Iterator[bytes]:
+        call = self._call_of(part)
+        arguments = part.function.arguments
+        if arguments:
+            call.arguments += chat.arguments_text(arguments)
+            if call not in self._waiting:
+                self._waiting.append(call)
+        yield from self._write_calls()
+
+    def end(self) -> Iterator[bytes]:
+        yield from self._write_calls(all_of_them=True)
+        yield from self._close()
+
+    def _continue(self, block: Text | Thinking) -> Iterator[bytes]:
+        yield from self._write_calls(all_of_them=True)
+        if self._open is not type(block):
+            yield from self._start(block)
+
+    def _start(self, block: Text | Thinking | ToolUse) -> Iterator[bytes]:
+        yield from self._close()
+        self._open = type(block)
+        yield encode_event(BlockStart(index=self._begun, content_block=block))
+        self._begun += 1
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open is not None:
+            self._open = None
+            yield encode_event(BlockStop(index=self._begun - 1))
+
+    @staticmethod
+    def _delta(index: int, delta: TextDelta | ThinkingDelta | InputDelta) -> bytes:
+        return encode_event(BlockDelta(index=index, delta=delta))
+
+    def _write_calls(self, *, all_of_them: bool = False) -> Iterator[bytes]:
+        """Goes on with the first call that waits, and on to the next where that one is whole, or all are to be."""
+        while self._waiting:
+            call = self._waiting[0]
+            if call.block is None:
+                call.block = self._begun
+                yield from self._start(ToolUse(id=call.id, name=call.name, input={}))
+            if unwritten := call.arguments[call.written :]:
+                call.written = len(call.arguments)
+                yield self._delta(call.block, InputDelta(partial_json=unwritten))
+            if not all_of_them and (len(self._waiting) == 1 or not call.whole):
+                return
+            self._waiting.popleft()
+
+    def _call_of(self, part: chat.ToolCall) -> _Call:
+        """The call that `part` belongs to, which is a new one where its id or its index say so.
+
+        Engines give the same index to all calls, or none, or the same id, or an empty one; or they repeat the name.
+        """
+        call = next((call for call in reversed(self._calls) if _belongs(part, call)), None)
+        if call is None:
+            taken = {call.id for call in self._calls}
+            call_id = part.id if part.id and part.id not in taken else new_id("toolu_")
+            name = part.function.name or ""
+            call = _Call(engine_index=part.index, engine_id=part.id or None, id=call_id, name=name)
+            self._calls.append(call)
+            self._waiting.append(call)
+        return call
+
+
+def _belongs(part: chat.ToolCall, call: _Call) -> bool:
+    if part.index is not None and part.index != call.engine_index:
+        return False
+    if part.id:
+        return part.id == call.engine_id
+    name = part.function.name
+    return not name or (name == call.name and not call.whole)
+
+
+def _content(message: chat.Message, thinking: bool) -> Iterator[Text | Thinking | ToolUse]:
+    thought = message.reasoning_content or message.reasoning
+    if thought and thinking:
+        yield Thinking(thinking=thought)
+    content = message.content or ""
+    text = content if isinstance(content, str) else "".join(part.text or "" for part in content)
+    if text or message.refusal:
+        yield Text(text=text or message.refusal or "")
+    taken: set[str] = set()
+    for call in message.tool_calls or []:
+        call_id = call.id if call.id and call.id not in taken else new_id("toolu_")
+        taken.add(call_id)
+        yield ToolUse(id=call_id, name=call.function.name or "", input=_input(call.function.arguments))
+
+
+def _input(arguments: str | dict[str, chat.Json] | None) -> dict[str, chat.Json]:
+    try:
+        return chat.arguments_object(arguments, "the answer")
+    except InvalidRequest:
+        return {INVALID_JSON: arguments}
+
+
+def _usage(usage: chat.Usage | None) -> Usage:
+    """What the engine did not tell is 0: Anthropic's clients rely on numbers."""
+    if usage is None:
+        return Usage()
+    cached = usage.cached_tokens or 0
+    return Usage(
+        input_tokens=max(0, usage.prompt_tokens - cached),
+        output_tokens=usage.completion_tokens,
+        cache_read_input_tokens=cached,
+    )
