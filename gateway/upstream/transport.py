@@ -218,6 +218,8 @@ class _Connection(asyncio.Protocol):
         async for piece in stream:
             if self._writable is not None:
                 await self._writable.wait()
+            if self._reply is None or self._reply.touched:  # it answers already, and may not want the rest
+                return
             if not self.usable:
                 raise httpx.WriteError("the engine closed the connection while the request was sent")
             if piece:
@@ -231,8 +233,10 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _finish(self, reusable: bool) -> None:
+        """A connection with a part of its request unsent is not kept: the engine answered without wanting it."""
         self._reply = None
-        if reusable and self.usable:
+        transport = self._transport
+        if reusable and transport is not None and self.usable and transport.get_write_buffer_size() == 0:
             self._pool.keep(self)
         else:
             self.abort()
@@ -248,6 +252,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._reply is not None:
             self._reply.feed(data)
+            self.resume_writing()
         else:  # nobody asked: whatever it is, the next request must not take it for its reply
             self.abort()
 

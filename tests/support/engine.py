@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
-        self._transport.set_write_buffer_limits(0)
+        self._transport.set_write_buffer_limits(high=1, low=0)
         self._socket: socket.socket = transport.get_extra_info("socket")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._writable.set()

@@ -5,17 +5,18 @@ from collections.abc import AsyncIterable
 from dataclasses import dataclass
 
 from gateway.upstream.http import httpx
+from gateway.upstream.transport import NativeTransport
 
 TRANSPORTS = ("httpx", "native")
 
 
-def make_transport(name: str, verify: ssl.SSLContext | bool = True) -> httpx.AsyncBaseTransport:
+def make_transport(
+    name: str, verify: ssl.SSLContext | bool = True, keepalive_expiry: float = 3.0
+) -> httpx.AsyncBaseTransport:
     """A transport by the name it has in the config."""
     if name == "httpx":
-        return httpx.AsyncHTTPTransport(verify=verify, limits=httpx.Limits(keepalive_expiry=3.0))
-    from gateway.upstream.transport import NativeTransport
-
-    return NativeTransport(verify=verify)
+        return httpx.AsyncHTTPTransport(verify=verify, limits=httpx.Limits(keepalive_expiry=keepalive_expiry))
+    return NativeTransport(verify=verify, keepalive_expiry=keepalive_expiry)
 
 
 @dataclass(frozen=True)
