@@ -25,6 +25,8 @@ from gateway.fleet import Fleet
 from gateway.request import Endpoint
 from gateway.telemetry.logs import RequestLog
 
+_PATHS = frozenset({"/v1/models", *(endpoint.value for endpoint in Endpoint)})
+
 _log = logging.getLogger("sluice.api")
 
 
@@ -36,9 +38,11 @@ def create_app(config: Config, *, log: RequestLog | None = None) -> Litestar:
 
     @asynccontextmanager
     async def engines_running(_: Litestar) -> AsyncIterator[None]:
-        async with fleet.running():
-            yield
-        log.flush()
+        try:
+            async with fleet.running():
+                yield
+        finally:
+            log.flush()
 
     endpoints = [_mount(InferenceHandler(endpoint, config.server, keys, fleet, log)) for endpoint in Endpoint]
     return Litestar(
@@ -71,7 +75,9 @@ def _gateway_error(_: Request[Any, Any, Any], error: GatewayError) -> Response[b
 def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     """What Litestar itself refuses: mostly paths and methods that do not exist."""
     if error.status_code == 404:
-        message, code = f"There is no {request.url.path} here.", "not_found"
+        meant = f"/v1{request.url.path}"
+        hint = f" Did you mean {meant}? A base URL ends in /v1." if meant in _PATHS else ""
+        message, code = f"There is no {request.url.path} here.{hint}", "not_found"
     elif error.status_code == 405:
         message, code = f"{request.url.path} does not take {request.method}.", "method_not_allowed"
     else:

@@ -164,7 +164,8 @@ class _Watch:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._connection is not None:
-            self._connection.on_lost = None
+            if self._connection.on_lost == self._lost:  # else the client's next request is under way
+                self._connection.on_lost = None
         elif self._task is not None:
             self._task.cancel()
 

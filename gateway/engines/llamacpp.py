@@ -34,7 +34,7 @@ class LlamaCppEngine(OpenAIEngine):
         reply = await self.get(client, "/props")
         try:
             return msgspec.json.decode(reply.content, type=_Props).total_slots if reply.status_code == 200 else None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
 
 

@@ -61,7 +61,7 @@ async def relay_whole(
     body = parts[0] if len(parts) == 1 else b"".join(parts)
     try:
         timeline.report = read_completion(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EngineFailed(f"Engine `{backend.name}` answered with something that is no answer.") from None
     timeline.first_output = timeline.last_output = timeline.done = time.perf_counter()
     head = [
@@ -204,6 +204,7 @@ class StreamRelay:
         if scanner.too_large or len(self._held) > self._max_held:
             raise EngineFailed(f"Engine `{self._answer.backend.name}` sent an event above {self._max_held} bytes.")
         last = scanner.flush()
+        self._timeline.report = scanner.report
         if scanner.error:
             if self._client.started and self._held:
                 await self._client.write(self._held)

@@ -18,6 +18,10 @@ from gateway.upstream.reply import Reply
 Origin = tuple[str, str, int]
 """Scheme, host and port."""
 
+_STALE = 1.0
+"""Seconds within which a connection that had been closed before it was used says so. Later it was the engine that
+died, perhaps of this very request."""
+
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -68,7 +72,9 @@ class NativeTransport(httpx.AsyncBaseTransport):
         reused = connection is not None
         if connection is None:
             connection = await self._connect(origin, timeout.get("connect"))
+        loop = asyncio.get_running_loop()
         while True:
+            sent_at = loop.time()
             reply = connection.begin(request.method, timeout.get("read"))
             try:
                 if whole:
@@ -78,7 +84,7 @@ class NativeTransport(httpx.AsyncBaseTransport):
                 await reply.head()
             except (httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError):
                 await reply.aclose()
-                if reply.touched or not reused or not whole:
+                if reply.touched or not reused or not whole or loop.time() - sent_at > _STALE:
                     raise
                 reused = False
                 connection = await self._connect(origin, timeout.get("connect"))
