@@ -28,6 +28,7 @@ class ClientProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with a bound on the request's head, and errors in the form that clients read."""
 
     max_head_bytes = 64 * 1024
+    stall_timeout = 120.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -37,7 +38,12 @@ class ClientProtocol(HttpToolsProtocol):
         """How many bytes came since the last ones of a body; trailers and chunk extensions count like a head."""
         self._head_too_large = False
         self._refused = False
+        self._unread = 0
+        """Bytes of a finished answer that the client had not taken when it was last looked at."""
         self.on_lost: Callable[[], None] | None = None
+
+    def read_on(self) -> None:
+        self.flow.resume_reading()
 
     def write_now(self, data: bytes) -> bool:
         """Writes a chunk of the body, past two layers that only matter to other applications."""
@@ -49,6 +55,17 @@ class ClientProtocol(HttpToolsProtocol):
 
     def abort(self) -> None:
         self.transport.abort()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes an idle connection; one whose answer is not taken yet only when the client takes no more of it."""
+        unread = self.transport.get_write_buffer_size()
+        if not unread:
+            super().timeout_keep_alive_handler()
+        elif unread == self._unread:
+            self.transport.abort()
+        else:
+            self._unread = unread
+            self.timeout_keep_alive_task = self.loop.call_later(self.stall_timeout, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -144,7 +161,15 @@ class Server(uvicorn.Server):
             addresses = [listener.getsockname() for listener in sockets or []]
             _log.info("listening on %s", ", ".join(f"{address[0]} port {address[1]}" for address in addresses))
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # waits for nothing and ends the application all the same
+            for task in self.server_state.tasks:
+                task.cancel()
+            await self.lifespan.shutdown()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
         running = len(self.server_state.tasks)
         if running and not self.should_exit:
             limit = self.config.timeout_graceful_shutdown
@@ -173,7 +198,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def create_server(config: Config, log: RequestLog | None = None) -> Server:
     """A server for `config`, not yet listening."""
-    protocol = type("Protocol", (ClientProtocol,), {"max_head_bytes": config.server.max_header_bytes})
+    limits = {"max_head_bytes": config.server.max_header_bytes, "stall_timeout": config.server.stall_timeout}
+    protocol = type("Protocol", (ClientProtocol,), limits)
     settings = uvicorn.Config(
         create_app(config, log=log),
         host=config.server.host,

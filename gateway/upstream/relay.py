@@ -70,7 +70,7 @@ async def relay_whole(
         (b"server-timing", timeline.server_timing()),
     ]
     await client.reply(200, head, body)
-    timeline.first_delivered = time.perf_counter()
+    timeline.first_delivered = timeline.done = time.perf_counter()
 
 
 class StreamRelay:
