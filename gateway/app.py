@@ -26,6 +26,8 @@ from gateway.errors import GatewayError, InvalidRequest
 from gateway.fleet import Fleet
 from gateway.telemetry.logs import RequestLog
 
+_PATHS = frozenset({"/v1/models", *(endpoint.value for endpoint in Endpoint)})
+
 _log = logging.getLogger("sluice.api")
 
 
@@ -37,9 +39,11 @@ def create_app(config: Config, *, log: RequestLog | None = None) -> Litestar:
 
     @asynccontextmanager
     async def engines_running(_: Litestar) -> AsyncIterator[None]:
-        async with fleet.running():
-            yield
-        log.flush()
+        try:
+            async with fleet.running():
+                yield
+        finally:
+            log.flush()
 
     endpoints = [_mount(InferenceHandler(door, config.server, keys, fleet, log)) for door in all_doors(fleet)]
     return Litestar(
@@ -73,7 +77,9 @@ def _gateway_error(request: Request[Any, Any, Any], error: GatewayError) -> Resp
 def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     """What Litestar itself refuses: mostly paths and methods that do not exist."""
     if error.status_code == 404:
-        message, code = f"There is no {request.url.path} here.", "not_found"
+        meant = f"/v1{request.url.path}"
+        hint = f" Did you mean {meant}? A base URL ends in /v1." if meant in _PATHS else ""
+        message, code = f"There is no {request.url.path} here.{hint}", "not_found"
     elif error.status_code == 405:
         message, code = f"{request.url.path} does not take {request.method}.", "method_not_allowed"
     else:

@@ -87,6 +87,12 @@ class Backend:
             return Health(State.STARTING, "its process is starting")
         return Health(State.DOWN, self.process.state)
 
+    def process_changed(self) -> None:
+        """The engine's process has started or ended: its health is known without a probe, or soon by one."""
+        if self.process is not None and self.process.pid is None:
+            self.set_health(self.absent())
+        self.suspect()
+
     def suspect(self) -> None:
         """Has the engine probed now instead of at the next interval."""
         self._poke.set()

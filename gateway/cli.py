@@ -1,9 +1,11 @@
 """The `sluice` command."""
 
+import contextlib
 import gc
 import json
 import logging
 import os
+import resource
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sized
@@ -106,16 +108,26 @@ def _run(
     try:
         listener = listen(address.host, address.port)
     except OSError as exc:
-        raise click.ClickException(f"cannot listen on {address.host} port {address.port}: {exc.strerror}") from None
+        raise click.ClickException(
+            f"cannot listen on {address.host} port {address.port}: {os.strerror(exc.errno or 0)}"
+        ) from None
     with listener, open(request_log or sys.stderr.fileno(), "w", closefd=request_log is not None) as out:
         server = create_server(config, RequestLog(out))
         _spare_the_collector()
+        _allow_open_files()
         try:
             uvloop.run(_serve(server, listener, beside))
         except tour.DemoError as exc:
             raise click.ClickException(str(exc)) from None
     if not server.started:
         raise SystemExit(3)
+
+
+def _allow_open_files() -> None:
+    """Each stream takes two: the soft limit, often 1024, is raised to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _spare_the_collector() -> None:

@@ -1,6 +1,7 @@
 """All engines together: started and stopped here, found by model name, and lent to one request at a time."""
 
 import difflib
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -8,6 +9,7 @@ from typing import Self
 
 import anyio
 import msgspec
+from msgspec import structs
 
 from gateway.backend import Backend
 from gateway.config.schema import Config
@@ -76,6 +78,9 @@ class Fleet:
 
     def __init__(self, config: Config) -> None:
         self._aliases = config.models
+        managed = sum(engine.managed is not None for engine in config.engines.values())
+        self._threads = max(1, (os.cpu_count() or 1) // max(1, managed))
+        """For each managed engine that does not say: more threads than cores make all of them many times slower."""
         self.backends = {name: self._backend(name, engine) for name, engine in config.engines.items()}
         self._uses = 0
         self._routes: dict[str, list[Route]] = {}
@@ -84,10 +89,13 @@ class Fleet:
     def _backend(self, name: str, config: EngineConfig) -> Backend:
         process = None
         if config.managed is not None:
-            process = ManagedEngine(name, config.managed, config.models[0] if config.models else name)
+            spec = structs.replace(config.managed, threads=config.managed.threads or self._threads)
+            process = ManagedEngine(name, spec, config.models[0] if config.models else name)
         url = process.url if process is not None else config.url or ""
         backend = Backend(name, config, KINDS[config.kind](url, config), process)
         backend.on_change = self._update_routes
+        if process is not None:
+            process.on_change = backend.process_changed
         return backend
 
     @asynccontextmanager
@@ -154,10 +162,15 @@ class Fleet:
             raise self._unknown(model)
         route = routes[0] if len(routes) == 1 else least_loaded(r for r in routes if r.backend.ready)
         if route is None or not route.backend.ready:
-            raise NoEngine(_why_none(model, routes), retry_after=2)
+            raise NoEngine(_why_none(model, self._engines_of(model, routes)), retry_after=2)
         self._uses += 1
         route.backend.last_used = self._uses
         return Lease(route)
+
+    def _engines_of(self, model: str, routes: Sequence[Route]) -> list[Backend]:
+        """Those that have `model`, or may have it."""
+        named = [self.backends[target.engine] for target in self._aliases.get(model, [])]
+        return named or [route.backend for route in routes]
 
     def _unknown(self, model: str) -> ModelNotFound | NoEngine:
         silent = [b.name for b in self.backends.values() if not b.models]
@@ -198,13 +211,13 @@ def _card(name: str, routes: Sequence[Route]) -> ModelCard:
     )
 
 
-def _why_none(model: str, routes: Sequence[Route]) -> str:
+def _why_none(model: str, backends: Sequence[Backend]) -> str:
     states = "; ".join(
-        f"engine {r.backend.name} is {r.backend.health.state.value}"
-        + (f" ({r.backend.health.reason})" if r.backend.health.reason else "")
-        for r in routes
+        f"engine {backend.name} is {backend.health.state.value}"
+        + (f" ({backend.health.reason})" if backend.health.reason else "")
+        for backend in backends
     )
-    return f"No engine can serve the model `{model}` now: {states or 'its engine has not answered so far'}."
+    return f"No engine can serve the model `{model}` now: {states}."
 
 
 def _names(names: Sequence[str], word: str = "and") -> str:

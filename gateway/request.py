@@ -71,10 +71,17 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     choices: int
 
     def body_for(self, model: str) -> bytes:
-        """The body with another model name, all other members as they came."""
+        """The body with another model name, all other members as they came.
+
+        Raises:
+            InvalidRequest: it is nested too deeply to be read.
+        """
         if model == self.model:
             return self.body
-        members = _decode_members(self.body)
+        try:
+            members = _decode_members(self.body)
+        except RecursionError:
+            raise _too_deep() from None
         members["model"] = msgspec.Raw(msgspec.json.encode(model))
         return msgspec.json.encode(members)
 
@@ -96,6 +103,8 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
     except msgspec.DecodeError as exc:
         what = "is empty" if not body.strip() else f"is not valid JSON: {exc}"
         raise InvalidRequest(f"The request body {what}.", code="invalid_json") from None
+    except RecursionError:
+        raise _too_deep() from None
     if not fields.model:
         raise InvalidRequest("`model` is empty: name a model, see GET /v1/models.", param="model")
     if isinstance(fields, _ChatFields) and not fields.messages:
@@ -114,6 +123,10 @@ def _prompts(prompt: msgspec.Raw) -> int:
         return 1
     items = _decode_list(prompt)
     return len(items) if items and bytes(items[0])[:1] in (b'"', b"[") else 1
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest("The request body is nested too deeply.", code="invalid_json")
 
 
 def _wrong_field(problem: str) -> InvalidRequest:

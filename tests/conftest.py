@@ -6,8 +6,9 @@ from hypothesis import HealthCheck, settings
 from gateway.upstream.http import httpx
 from tests.support.transports import TRANSPORTS, make_transport
 
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", settings.get_profile("tests"), derandomize=False)
+settings.load_profile("tests")  # the same examples each time; --hypothesis-profile=explore looks for new ones
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,9 @@ class Connection(Protocol):
     on_lost: Callable[[], None] | None
     """Called when the client closes it."""
 
+    def read_on(self) -> None:
+        """Reads again if a large body had reading stopped: a client's leaving is only seen by reading."""
+
     def write_now(self, data: bytes) -> bool:
         """Writes a part of the body under way, unless the connection must be waited for: then `False`."""
 
@@ -156,6 +159,7 @@ class _Watch:
     async def __aenter__(self) -> Self:
         if self._connection is not None:
             self._connection.on_lost = self._lost
+            self._connection.read_on()
         else:
             self._task = asyncio.get_running_loop().create_task(self._wait())
         return self
@@ -164,7 +168,8 @@ class _Watch:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._connection is not None:
-            self._connection.on_lost = None
+            if self._connection.on_lost == self._lost:  # else the client's next request is under way
+                self._connection.on_lost = None
         elif self._task is not None:
             self._task.cancel()
 

@@ -4,6 +4,7 @@ import msgspec
 from litestar import Response, get
 from litestar.di import NamedDependency
 
+from gateway.engines.base import State
 from gateway.fleet import Fleet
 
 
@@ -17,6 +18,8 @@ class EngineStatus(msgspec.Struct):
 
 
 class Ready(msgspec.Struct):
+    """`status` is `ready`, `starting` (an engine is on its way) or `down`."""
+
     status: str
     engines: dict[str, EngineStatus]
 
@@ -32,4 +35,6 @@ async def ready(fleet: NamedDependency[Fleet]) -> Response[Ready]:
     """200 while at least one engine can take requests, else 503; always with the state of each."""
     engines = {name: EngineStatus(b.health.state.value, b.health.reason) for name, b in fleet.backends.items()}
     can_serve = any(backend.ready for backend in fleet.backends.values())
-    return Response(Ready("ready" if can_serve else "starting", engines), status_code=200 if can_serve else 503)
+    coming = any(backend.health.state in (State.STARTING, State.LOADING) for backend in fleet.backends.values())
+    status = "ready" if can_serve else "starting" if coming else "down"
+    return Response(Ready(status, engines), status_code=200 if can_serve else 503)

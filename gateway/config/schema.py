@@ -46,7 +46,7 @@ class Managed(_Section, frozen=True):
     slots: Annotated[int, Meta(ge=1, le=256)] = 1
     """Requests that run at the same time."""
     threads: Annotated[int, Meta(ge=1)] | None = None
-    """CPU threads; by default one per core."""
+    """CPU threads; by default the machine's cores, shared by all managed engines."""
     port: Port | None = None
     """Listening port on 127.0.0.1; by default a free one."""
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -95,6 +96,8 @@ class ManagedEngine:
         self.url = f"http://127.0.0.1:{self.port}"
         self.state = "not started"
         self.pid: int | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when the process has started, and when it has ended."""
         self._spec = spec
         self._tail = b""
 
@@ -109,6 +112,7 @@ class ManagedEngine:
                 if anyio.current_time() - began >= HEALTHY:
                     pause = FIRST_PAUSE
                 self.state = f"{reason}; starting again in {pause:.0f} s"
+                self.on_change()
                 log.warning("%s %s", self.name, self.state)
                 await anyio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -146,6 +150,7 @@ class ManagedEngine:
     async def _watch(self, process: Process) -> str:
         self.pid = process.pid
         self.state = "running"
+        self.on_change()
         log.info("%s started: llama.cpp at %s, process %d", self.name, self.url, process.pid)
         if process.stderr is not None:
             async for chunk in process.stderr:

@@ -39,7 +39,7 @@ class OpenAIEngine(Engine):
             return Health(State.DOWN, f"its list of models answers HTTP {reply.status_code}")
         try:
             listed = msgspec.json.decode(reply.content, type=_ModelList)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return Health(State.DOWN, "its list of models is not in OpenAI's form")
         models = tuple(EngineModel(m.id, m.max_model_len or (m.meta.n_ctx if m.meta else None)) for m in listed.data)
         return Health(State.READY, models=models)

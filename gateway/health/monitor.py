@@ -4,6 +4,7 @@ import logging
 import random
 import time
 
+import anyio
 import msgspec
 
 from gateway.backend import Backend
@@ -38,18 +39,20 @@ async def watch(backend: Backend) -> None:
 async def check(backend: Backend, misses: int = 0) -> tuple[Health, int]:
     """Probes once; `misses` is how many probes before this one went unanswered."""
     asked_at = time.perf_counter()
+    limit = backend.config.probe.timeout
     try:
-        health = await backend.engine.probe(backend.client)
+        with anyio.fail_after(limit):
+            health = await backend.engine.probe(backend.client)
         if health.state is State.READY and (reason := broken_pin(backend.config.pins, health.models)):
             health = msgspec.structs.replace(health, state=State.DOWN, reason=reason)
         return health, 0
     except httpx.ConnectError:
         return backend.absent(), 0
-    except httpx.TimeoutException:
+    except (httpx.TimeoutException, TimeoutError):
         busy = backend.progressed_at > asked_at
         misses = 0 if busy else misses + 1
         if busy or (misses < _MISSES and backend.ready):
             return backend.health, misses
-        return Health(State.DOWN, f"it does not answer within {backend.config.probe.timeout:g} s"), misses
+        return Health(State.DOWN, f"it does not answer within {limit:g} s"), misses
     except httpx.HTTPError as exc:
         return Health(State.DOWN, f"its answer to a probe is broken ({type(exc).__name__})"), 0

@@ -89,10 +89,15 @@ class JsonFormatter(logging.Formatter):
             level=record.levelname.lower(),
             event="log",
             logger=record.name,
-            message=record.getMessage(),
-            traceback=self.formatException(record.exc_info) if record.exc_info else None,
+            message=_writable(record.getMessage()),
+            traceback=_writable(self.formatException(record.exc_info)) if record.exc_info else None,
         )
         return _encode(note).decode()
+
+
+def _writable(text: str) -> str:
+    """`text` with `?` for the halves of characters that file names can hold and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def configure_logging(level: int = logging.INFO) -> None:

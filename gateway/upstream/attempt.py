@@ -1,5 +1,6 @@
 """One try of one request at one engine: send it, and bring what can go wrong there into our own errors."""
 
+import errno
 import time
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -12,6 +13,8 @@ from gateway.request import InferenceRequest
 from gateway.telemetry.timeline import Timeline
 from gateway.upstream.http import httpx
 
+_OUR_OWN_LACK = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of a connection attempt that say nothing about the engine."""
 _MAX_ERROR_BYTES = 1024 * 1024
 _DECODABLE = frozenset({b"gzip", b"deflate"})
 
@@ -39,7 +42,8 @@ class Answer:
     def broken(self, exc: httpx.RequestError) -> EngineFailed:
         """The error for a reply that broke off; the engine is looked at at once."""
         self.backend.suspect()
-        return _broken(self.backend.name, exc)
+        what = "compressed its answer wrongly" if isinstance(exc, httpx.DecodingError) else "broke off its answer"
+        return EngineFailed(f"Engine `{self.backend.name}` {what}.")
 
 
 class Attempt:
@@ -107,11 +111,13 @@ class Attempt:
             backend.unreachable()
             raise EngineTimeout(f"Engine `{backend.name}` took no connection within {timeouts.connect:g} s.") from exc
         except httpx.ConnectError as exc:
+            if getattr(exc.__cause__, "errno", None) in _OUR_OWN_LACK:
+                raise EngineUnreachable(f"Engine `{backend.name}` cannot be reached: too many open files.") from exc
             backend.unreachable()
             raise EngineUnreachable(f"Engine `{backend.name}` cannot be reached.") from exc
         except httpx.RequestError as exc:
             backend.suspect()
-            raise _broken(backend.name, exc) from exc
+            raise EngineFailed(f"Engine `{backend.name}` closed its connection without an answer in HTTP.") from exc
 
     async def _close(self) -> None:
         if self._response is not None:
@@ -137,9 +143,3 @@ def _chunks(engine: str, response: httpx.Response, encoding: bytes) -> AsyncIter
     if encoding in _DECODABLE:
         return response.aiter_bytes()
     raise EngineFailed(f"Engine `{engine}` sent an answer compressed in a way that was not asked for.")
-
-
-def _broken(engine: str, exc: httpx.RequestError) -> EngineFailed:
-    if isinstance(exc, httpx.RemoteProtocolError | httpx.DecodingError):
-        return EngineFailed(f"Engine `{engine}` broke off its answer, or sent one that is not HTTP.")
-    return EngineFailed(f"The connection to engine `{engine}` broke.")

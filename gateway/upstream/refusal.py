@@ -49,7 +49,7 @@ def _message(body: bytes, content_type: bytes) -> tuple[str | None, bool]:
     """What the error says, and whether `body` already has OpenAI's form."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _plain(body) if content_type.startswith(b"text/plain") else None, False
     if not isinstance(value, dict):
         return None, False
@@ -74,7 +74,7 @@ def _retry_after(header: bytes | None) -> float | None:
         return None
     value = header.decode("latin-1").strip()
     try:
-        seconds = float(int(value))
+        seconds: float = int(value)
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()

@@ -64,7 +64,7 @@ async def relay_whole(
         if answer.reader is not None:
             body = answer.reader.whole(body)
         timeline.report = read_completion(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EngineFailed(f"Engine `{backend.name}` answered with something that is no answer.") from None
     timeline.first_output = timeline.last_output = timeline.done = time.perf_counter()
     head = [
@@ -73,7 +73,7 @@ async def relay_whole(
         (b"server-timing", timeline.server_timing()),
     ]
     await client.reply(200, head, body)
-    timeline.first_delivered = time.perf_counter()
+    timeline.first_delivered = timeline.done = time.perf_counter()
 
 
 class StreamRelay:
@@ -209,6 +209,7 @@ class StreamRelay:
             raise EngineFailed(f"Engine `{self._answer.backend.name}` sent an event above {self._max_held} bytes.")
         last = scanner.feed(self._reader.flush()) if self._reader is not None else b""
         last += scanner.flush()
+        self._timeline.report = scanner.report
         if scanner.error:
             if self._client.started and self._held:
                 await self._client.write(self._held)

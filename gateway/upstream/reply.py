@@ -67,10 +67,13 @@ class Reply(httpx.AsyncByteStream):
         if self.complete:
             self._reusable = False
             return
-        if not self._head_complete:
-            self._head_room -= len(data)
+        head, data = (b"", data) if self._head_complete else (data[: self._head_room + 1], data[self._head_room + 1 :])
+        self._head_room -= len(head)
         try:
-            self._parser.feed_data(data)
+            if head:
+                self._parser.feed_data(head)
+            if data and self._head_complete:
+                self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self.fail(httpx.RemoteProtocolError("the engine switched protocols"))
         except httptools.HttpParserError as exc:
@@ -123,6 +126,9 @@ class Reply(httpx.AsyncByteStream):
         if self.complete:
             return
         status = self._parser.get_status_code()
+        if status < 100:
+            self.fail(httpx.RemoteProtocolError(f"not an HTTP reply: status {status}"))
+            return
         if 100 <= status < 200:
             self._informational = True
             self._until_close = True

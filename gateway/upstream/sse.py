@@ -101,32 +101,31 @@ class StreamScanner:
         if self.done or self.error:
             return b""
         block, self._tail, self._tail_size = b"".join(self._tail), [], 0
-        return self._scan(block + b"\n\n") if block.strip() else b""
+        return self._scan(block + b"\n\n") if block.strip() else block
 
     def _complete(self, data: bytes) -> bytes:
         """Cuts what is held and `data` after the last blank line, and holds the rest."""
         if not self._tail and data.endswith(b"\n\n") and b"\r" not in data:
             return data
-        window = self._last_byte + data
-        self._tail.append(data)
-        self._tail_size += len(data)
-        end = 0
-        if b"\n\n" in window or b"\r" in window:  # else a long event in pieces would be searched again and again
-            block = b"".join(self._tail)
-            end = _last_event_end(block) if b"\r" in block else block.rfind(b"\n\n") + 2
-            rest = block[end:]
-            self._tail, self._tail_size = [rest] if rest else [], len(rest)
-        self._last_byte = data[-1:] if self._tail else b""
+        window = self._last_byte + data  # what is held has no blank line: a long event in pieces is searched but once
+        end = _last_event_end(window) - len(self._last_byte)
+        block = b""
+        if end > 0:
+            block = b"".join([*self._tail, data[:end]])
+            self._tail, self._tail_size, data = [], 0, data[end:]
+        if data:
+            self._tail.append(data)
+            self._tail_size += len(data)
+        self._last_byte = data[-1:]
         self.too_large = self._tail_size > self._max_event_bytes
-        return block[:end] if end else b""
+        return block
 
     def _scan(self, block: bytes) -> bytes:
         """Reads the events of `block`, and returns it without those that are dropped or come too late."""
         if self._first:
             self._first = False
             if block.startswith(_BOM):
-                self._scan_slow(block[len(_BOM) :])
-                return block
+                return _BOM + self._scan(block[len(_BOM) :])
         if b"\r" in block:
             return self._scan_slow(block)
         kept: list[bytes] | None = None
@@ -191,7 +190,7 @@ class StreamScanner:
         """Notes what an event's payload says, and returns whether the event goes on."""
         try:
             event = _decode(payload)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return self._odd_event(payload, source)
         if event.choices:
             self.events += 1
@@ -212,10 +211,12 @@ class StreamScanner:
         """What is not JSON as expected: the end mark, JSON with NaN or odd types (passed on), or broken (dropped)."""
         if payload.strip() == b"[DONE]":
             self.done = source if source.endswith((b"\n", b"\r")) else source + b"\n\n"
+            if self.done.endswith(b"\n\r"):  # the other half of this CRLF comes with a later read, if at all
+                self.done += b"\n"
             return False
         try:
             value = json.loads(payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             self.dropped += 1
@@ -255,6 +256,9 @@ def _has_output(choice: _Choice) -> bool:
 
 def _last_event_end(block: bytes) -> int:
     """The offset after the last blank line, or 0."""
+    if b"\r" not in block:
+        at = block.rfind(b"\n\n")
+        return at + 2 if at >= 0 else 0
     end = 0
     for found in _EVENT_END.finditer(block):
         end = found.end()

@@ -18,6 +18,10 @@ from gateway.upstream.reply import Reply
 Origin = tuple[str, str, int]
 """Scheme, host and port."""
 
+_STALE = 1.0
+"""Seconds within which a connection that had been closed before it was used says so. Later it was the engine that
+died, perhaps of this very request."""
+
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -68,7 +72,9 @@ class NativeTransport(httpx.AsyncBaseTransport):
         reused = connection is not None
         if connection is None:
             connection = await self._connect(origin, timeout.get("connect"))
+        loop = asyncio.get_running_loop()
         while True:
+            sent_at = loop.time()
             reply = connection.begin(request.method, timeout.get("read"))
             try:
                 if whole:
@@ -78,7 +84,7 @@ class NativeTransport(httpx.AsyncBaseTransport):
                 await reply.head()
             except (httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError):
                 await reply.aclose()
-                if reply.touched or not reused or not whole:
+                if reply.touched or not reused or not whole or loop.time() - sent_at > _STALE:
                     raise
                 reused = False
                 connection = await self._connect(origin, timeout.get("connect"))
@@ -218,6 +224,8 @@ class _Connection(asyncio.Protocol):
         async for piece in stream:
             if self._writable is not None:
                 await self._writable.wait()
+            if self._reply is None or self._reply.touched:  # it answers already, and may not want the rest
+                return
             if not self.usable:
                 raise httpx.WriteError("the engine closed the connection while the request was sent")
             if piece:
@@ -231,8 +239,10 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _finish(self, reusable: bool) -> None:
+        """A connection with a part of its request unsent is not kept: the engine answered without wanting it."""
         self._reply = None
-        if reusable and self.usable:
+        transport = self._transport
+        if reusable and transport is not None and self.usable and transport.get_write_buffer_size() == 0:
             self._pool.keep(self)
         else:
             self.abort()
@@ -248,6 +258,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._reply is not None:
             self._reply.feed(data)
+            self.resume_writing()
         else:  # nobody asked: whatever it is, the next request must not take it for its reply
             self.abort()
 

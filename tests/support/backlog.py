@@ -6,10 +6,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def full_backlog() -> Iterator[str]:
+def full_backlog(port: int = 0) -> Iterator[str]:
     """The URL of a listener that lets no further connection in, as an engine does that hangs."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
         listener.listen(0)
         waiting = [socket.socket() for _ in range(4)]
         for one in waiting:

@@ -71,7 +71,8 @@ class ScriptedEngine:
     Args:
         script: what to do with requests.
         model: the one name in the model list.
-        probes: replies to GETs by path, in place of the usual ones or beside them.
+        probes: replies to GETs by path, in place of the usual ones or beside them; `probe_replies` holds them all, to
+            be changed as a test goes on.
         host: the address to listen on.
         port: 0 is any free one.
         tls: the server's side of TLS.
@@ -97,7 +98,7 @@ class ScriptedEngine:
         self.port = port
         self._host = host
         self._tls = tls
-        self._probe_replies = {**_idle_engine(model), **(probes or {})}
+        self.probe_replies = {**_idle_engine(model), **(probes or {})}
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -139,7 +140,7 @@ class ScriptedEngine:
         """Answers `request` on its connection."""
         if request.method != "POST":
             self.probes.append(request)
-            await request.connection.send(self._probe_replies.get(request.path, NOT_FOUND))
+            await request.connection.send(self.probe_replies.get(request.path, NOT_FOUND))
             return
         self.requests.append(request)
         self.running += 1

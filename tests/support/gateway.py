@@ -86,8 +86,17 @@ async def gateway(
     config = config or make_config(*urls, engines=engines, models=models, server=server, **fields)
     running = create_server(config, request_log)
     with listen("127.0.0.1", 0) as listener:
+        ended = anyio.Event()
+
+        async def serve() -> None:
+            try:
+                await running.serve([listener])
+                await running.lifespan.shutdown()  # which `force_exit` leaves out: the engines end here
+            finally:
+                ended.set()
+
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(running.serve, [listener])
+            tasks.start_soon(serve)
             try:
                 while not running.started:
                     await asyncio.sleep(0.005)
@@ -95,3 +104,5 @@ async def gateway(
             finally:
                 running.should_exit = True
                 running.force_exit = True
+                with anyio.CancelScope(shield=True):  # a failing test would cancel it before its sockets are closed
+                    await ended.wait()

@@ -1,4 +1,4 @@
-"""What every transport does with requests and replies; test_transport_connections.py has the connections."""
+"""What every transport does with requests and replies; the files beside this one have the rest."""
 
 import asyncio
 import gzip
@@ -10,6 +10,7 @@ from gateway.upstream.http import httpx
 from tests.support.engine import Connection, Request, ScriptedEngine, Step
 from tests.support.sse import LAST_CHUNK, SSE_HEAD, chunk, chunked, http_ok, json_reply, reply
 from tests.support.transports import ask, fetch
+from tests.support.wire import Recording, recordings
 
 pytestmark = pytest.mark.anyio
 
@@ -110,7 +111,7 @@ REPLIES: dict[str, tuple[bytes, int, bytes]] = {
     "in chunks": (CHUNKED + chunked(b"a", b"bc"), 200, b"abc"),
     "in no chunks": (CHUNKED + LAST_CHUNK, 200, b""),
     "in chunks with extensions and trailers": (
-        CHUNKED + b'1;x\r\na\r\n002;y="z;"\r\nbc\r\n0;last\r\nX-T: 1\r\nContent-Length: 9\r\n\r\n',
+        CHUNKED + b'1;x\r\na\r\n002;y="z;"\r\nbc\r\n0;last\r\nX-T: 1\r\nX-U: 2\r\n\r\n',
         200,
         b"abc",
     ),
@@ -235,3 +236,11 @@ class TestBodies:
         async with ScriptedEngine([reply(body, "Content-Encoding: gzip")]) as engine:
             response = await httpx.AsyncClient(transport=transport).post(engine.url, json={})
         assert response.json() == {"a": 1}
+
+
+@pytest.mark.parametrize("recorded", [one for one in recordings() if one.reply.complete], ids=str)
+async def test_what_real_engines_send(transport: Transport, recorded: Recording) -> None:
+    async with ScriptedEngine(recorded.script()) as engine:
+        got = await fetch(transport, engine.url)
+    assert (got.status, got.body) == (recorded.status, recorded.body)
+    assert [(name.lower(), value) for name, value in got.headers.multi_items()] == recorded.headers
