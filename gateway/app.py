@@ -15,7 +15,7 @@ from litestar.types import Scope as LitestarScope
 from litestar.types import Send as LitestarSend
 
 from gateway.api import ollama
-from gateway.api.doors import all_doors
+from gateway.api.doors import DOORS, all_doors
 from gateway.api.errors import error_body, error_headers
 from gateway.api.health import live, ready
 from gateway.api.inference import InferenceHandler
@@ -26,7 +26,7 @@ from gateway.errors import GatewayError, InvalidRequest
 from gateway.fleet import Fleet
 from gateway.telemetry.logs import RequestLog
 
-_PATHS = frozenset({"/v1/models", *(endpoint.value for endpoint in Endpoint)})
+_PATHS = frozenset({"/v1/models", *(door.path for door in DOORS)})
 
 _log = logging.getLogger("sluice.api")
 

@@ -198,7 +198,8 @@ def _own_name(backend: Backend, alias: str) -> str | None:
     models = backend.models
     if alias in models:
         return alias
-    return models[0] if len(models) == 1 else None
+    distinct = {backend.model(name).digest or name for name in models}  # Ollama has two names for one
+    return models[0] if len(distinct) == 1 else None
 
 
 def _card(name: str, routes: Sequence[Route]) -> ModelCard:

@@ -5,8 +5,9 @@ from typing import ClassVar
 import msgspec
 
 from gateway.engines.base import Health, State
+from gateway.engines.call import Call
 from gateway.engines.openai import OpenAIEngine
-from gateway.request import Endpoint
+from gateway.request import Endpoint, InferenceRequest
 from gateway.upstream.http import httpx
 
 
@@ -19,6 +20,16 @@ class VllmEngine(OpenAIEngine):
 
     kind: ClassVar[str] = "vllm"
     serves: ClassVar[frozenset[Endpoint]] = frozenset(Endpoint)
+
+    def call(self, request: InferenceRequest, model: str) -> Call:
+        """As for any engine, but for the one field that vLLM has another name for."""
+        call = super().call(request, model)
+        if b'"repeat_penalty"' not in request.body:
+            return call
+        members = msgspec.json.decode(request.body_for(model), type=dict[str, msgspec.Raw])
+        if "repeat_penalty" in members:
+            members.setdefault("repetition_penalty", members.pop("repeat_penalty"))
+        return Call(self.request(request.endpoint.value, msgspec.json.encode(members)))
 
     async def probe(self, client: httpx.AsyncClient) -> Health:
         reply = await self.get(client, "/health")

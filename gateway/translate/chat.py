@@ -71,7 +71,9 @@ class Tool(msgspec.Struct, kw_only=True):
     type: str = "function"
 
 
-class JsonSchema(_Part, kw_only=True):
+class JsonSchema(msgspec.Struct, kw_only=True):
+    """OpenAI and vLLM need its name, so that it is written even where it is the one given here."""
+
     name: str = "answer"
     schema: dict[str, Json] | None = None
     strict: bool | None = None
@@ -126,7 +128,9 @@ class ChatRequest(_Part, kw_only=True):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
 
-class Usage(_Part, kw_only=True):
+class Usage(msgspec.Struct, kw_only=True):
+    """Counts of zero are counts, so that they are written."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0

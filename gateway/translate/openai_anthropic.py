@@ -110,7 +110,7 @@ class MessagesWriter:
                 self._stop_text = choice.stop_reason
 
     def _stop(self, finish_reason: str | None, stop_text: chat.Json, *, called: bool) -> Stop:
-        if isinstance(stop_text, str) and stop_text in self._stops and finish_reason == "stop":
+        if isinstance(stop_text, str) and stop_text in self._stops:
             return Stop(stop_reason="stop_sequence", stop_sequence=stop_text)
         if called and finish_reason not in ("length", "content_filter"):  # some engines call it `stop` all the same
             return Stop(stop_reason="tool_use")
@@ -199,7 +199,7 @@ class _Blocks:
         return encode_event(BlockDelta(index=index, delta=delta))
 
     def _write_calls(self, *, all_of_them: bool = False) -> Iterator[bytes]:
-        """Goes on with the first call that waits, and on to the next where that one is whole, or all are to be."""
+        """Goes on with the first call that waits, and to the next one where the first is whole, or all are to be."""
         while self._waiting:
             call = self._waiting[0]
             if call.block is None:

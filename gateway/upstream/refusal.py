@@ -10,6 +10,10 @@ from gateway.errors import EngineFailed, EngineRefused, EngineReported, GatewayE
 _MAX_RETRY_AFTER = 3600.0
 _MAX_PLAIN_TEXT = 300
 
+_MAX_ERROR_EVENT = 1024 * 1024
+
+_STATUSES = {"rate_limit_error": 429, "invalid_request_error": 400}
+"""Of errors in a stream, by their type: the client's own, and overload."""
 _KINDS = {404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -42,7 +46,22 @@ def read_refusal(engine: str, status: int, headers: Mapping[bytes, bytes], body:
 def read_error_event(engine: str, payload: bytes) -> EngineReported:
     """The error that an error event inside a stream stands for."""
     message, _ = _message(payload, b"application/json")
-    return EngineReported(message or f"Engine `{engine}` reported an error in its stream.")
+    error = EngineReported(message or f"Engine `{engine}` reported an error in its stream.")
+    kind, code = _labels(payload)
+    if kind in _STATUSES:  # before any output the client gets it as the answer's status
+        error.kind, error.status = kind, _STATUSES[kind]
+        error.code = code or error.code
+    return error
+
+
+def _labels(payload: bytes) -> tuple[str, str | None]:
+    """An error event's `type` and, where it is a word, its `code`."""
+    value = json.loads(payload) if len(payload) < _MAX_ERROR_EVENT else None
+    error = value.get("error") if isinstance(value, dict) else None
+    if not isinstance(error, dict):
+        return "", None
+    code = error.get("code")
+    return str(error.get("type")), code if isinstance(code, str) else None
 
 
 def _message(body: bytes, content_type: bytes) -> tuple[str | None, bool]:

@@ -118,6 +118,11 @@ class TestAnswers:
         assert told.stop["stop_reason"] == "tool_use"
         assert (told.usage["input_tokens"], told.usage["output_tokens"]) == (7, 2)
 
+    async def test_thoughts_are_not_told_to_a_client_that_wants_none(self) -> None:
+        script = sse_reply(ROLE, R("reasoning", "hm"), T("a"), FIN("stop"), DONE)
+        answer = await ask(script, body=STREAM | {"thinking": {"type": "disabled"}})
+        assert read_message(answer.body).content == [text("a")]
+
     async def test_each_event_leaves_before_the_next_one_comes(self) -> None:
         arrived = asyncio.Event()
 

@@ -90,15 +90,11 @@ class TestForm:
         assert (told.json(), got["encoding_format"]) == (theirs, "int8")
 
     async def test_through_ollamas_own_api(self) -> None:
-        recorded = recording("ollama", "native-embed")
-        vector = recorded.reply.json()["embeddings"][0]
         tags = {"/api/tags": json_reply({"models": [{"name": "m"}]})}
-        async with (
-            ScriptedEngine(recorded.script(), probes=tags) as engine,
-            gateway(engine.url, kind="ollama") as sluice,
-        ):
-            told = await post_json(sluice.port, EMBEDDINGS, {"model": "m", "input": "a", "encoding_format": "base64"})
-        assert told.json()["data"][0]["embedding"] == packed(vector)
+        theirs = json_reply({"model": "m", "embeddings": FLOATS})
+        async with ScriptedEngine([theirs], probes=tags) as engine, gateway(engine.url, kind="ollama") as sluice:
+            told = await post_json(sluice.port, EMBEDDINGS, ASK | {"encoding_format": "base64"})
+        assert [item["embedding"] for item in told.json()["data"]] == [item["embedding"] for item in TEXTS["data"]]
 
 
 class TestFailures:

@@ -195,6 +195,13 @@ async def serving(script: AnyScript) -> AsyncIterator[tuple[AsyncOpenAI, Scripte
         yield client, engine
 
 
+async def collect(stream: Any, pieces: list[str]) -> None:
+    """Adds the pieces of a stream's text as they come."""
+    async for event in stream:
+        if event.type == "response.output_text.delta":
+            pieces.append(event.delta)
+
+
 class Weather(BaseModel):
     """What the library reads out of an answer."""
 
@@ -220,10 +227,12 @@ class TestLibrary:
         assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Hé 漢🦊"
 
     async def test_its_stream_helper(self) -> None:
-        async with serving([sse_reply(*ANSWERED, DONE)]) as (client, _):
-            async with client.responses.stream(model="m", input="hi") as stream:
-                kinds = [event.type async for event in stream]
-                response: Any = await stream.get_final_response()
+        async with (
+            serving([sse_reply(*ANSWERED, DONE)]) as (client, _),
+            client.responses.stream(model="m", input="hi") as stream,
+        ):
+            kinds = [event.type async for event in stream]
+            response: Any = await stream.get_final_response()
         assert kinds[-1] == "response.completed"
         thought, message, called = response.output
         assert (thought.content[0].text, message.content[0].text) == ("hm", "Hé 漢🦊")
@@ -261,11 +270,9 @@ class TestLibrary:
     async def test_an_error_in_a_stream(self) -> None:
         script = [SSE_HEAD, chunk(ROLE + T("a")), 0.05, chunk(ERROR("out of memory")), LAST_CHUNK]
         pieces: list[str] = []
-        async with serving(script) as (client, _):
+        async with serving(script) as (client, _), client.responses.stream(model="m", input="hi") as stream:
             with pytest.raises(openai.APIError, match="out of memory"):
-                async with client.responses.stream(model="m", input="hi") as stream:
-                    async for event in stream:
-                        pieces += [event.delta] if event.type == "response.output_text.delta" else []
+                await collect(stream, pieces)
         assert pieces == ["a"]
 
 

@@ -8,6 +8,7 @@ import pytest
 from gateway.errors import InvalidRequest
 from gateway.translate.anthropic import parse_messages
 from tests.support.messages import (
+    ASK,
     IMAGE,
     IMAGE_PART,
     LINK,
@@ -97,6 +98,19 @@ class TestFields:
     )
     def test_thinking_is_an_effort_where_it_was_asked_for(self, config: dict[str, Any], effort: str | None) -> None:
         assert chat_for(**config) == chat_for() | ({} if effort is None else {"reasoning_effort": effort})
+
+    @pytest.mark.parametrize(
+        ("config", "shown"),
+        [
+            (None, True),
+            ({"type": "enabled", "budget_tokens": 1024}, True),
+            ({"type": "adaptive", "display": "summarized"}, True),
+            ({"type": "adaptive", "display": "omitted"}, False),
+            ({"type": "disabled"}, False),
+        ],
+    )
+    def test_thoughts_are_shown_unless_the_client_wants_none(self, config: Any, shown: bool) -> None:
+        assert parse_messages(json.dumps(ASK | {"thinking": config}).encode()).shows_thinking is shown
 
     @pytest.mark.parametrize(
         "fields",

@@ -62,6 +62,21 @@ CONTENT: list[tuple[str, list[bytes], list[dict[str, Any]]]] = [
         [written("c1", "f", '{"a":1}'), written("c2", "g", "{}")],
     ),
     (
+        "one index for all calls, the first without arguments",
+        [TC(0, "c1", "f", ""), TC(0, "c2", "f", "{}")],
+        [written("c1", "f", ""), written("c2", "f", "{}")],
+    ),
+    (
+        "the id and the name again when all is told",
+        [TC(0, "c1", "f", "{}"), TC(0, "c1", "f", "")],
+        [written("c1", "f", "{}")],
+    ),
+    (
+        "text while calls are under way",
+        [TC(0, "c1", "f", "{"), TC(1, "c2", "g", "{}"), T("a")],
+        [written("c1", "f", "{"), written("c2", "g", "{}"), text("a")],
+    ),
+    (
         "the id and the name again with each part",
         [TC(0, "c1", "f", "{"), TC(0, "c1", "f", "}")],
         [written("c1", "f", "{}")],
@@ -133,6 +148,24 @@ class TestStreams:
     def test_equal_calls_without_ids_under_one_index_are_two(self) -> None:
         assert len(content_of(ROLE, TC(0, "", "f", "{}"), TC(0, "", "f", "{}"), FIN("tool_calls"))) == 2
 
+    @pytest.mark.parametrize(
+        ("parts", "calls"),
+        [
+            ([TC(0, None, "f", "{"), TC(0, None, "f", "}")], [("f", "{}")]),
+            ([TC(None, None, "f", ""), TC(None, None, "g", "{}")], [("f", ""), ("g", "{}")]),
+        ],
+    )
+    def test_without_ids_the_name_tells_calls_apart(self, parts: list[bytes], calls: list[tuple[str, str]]) -> None:
+        assert [(block["name"], block["input"]) for block in content_of(ROLE, *parts, FIN("stop"))] == calls
+
+    def test_what_comes_late_for_a_call_goes_to_its_own_block(self) -> None:
+        late = write(ROLE, TC(0, "c1", "f", '{"a"'), T("x"), TC(0, args=":1}"), FIN("tool_calls"))
+        events = [event.json for event in read_events(late) if event.name == "content_block_delta"]
+        assert [event["delta"]["partial_json"] for event in events if event["index"] == 0] == ['{"a"', ":1}"]
+
+    def test_the_reason_of_the_end_is_kept(self) -> None:
+        assert read_message(write(ROLE, T("a"), FIN("length"), delta({}))).stop["stop_reason"] == "max_tokens"
+
     def test_thoughts_that_are_not_to_be_shown(self) -> None:
         assert content_of(ROLE, R("reasoning", "hm"), T("a"), FIN("stop"), thinking=False) == [text("a")]
 
@@ -163,6 +196,7 @@ class TestEnds:
             ("function_call", True, "tool_use"),
             ("stop", True, "tool_use"),
             ("length", True, "max_tokens"),
+            ("content_filter", True, "refusal"),
         ],
     )
     STOP_TEXTS = pytest.mark.parametrize(
