@@ -256,6 +256,6 @@ def parse_messages(body: bytes) -> MessagesRequest:
     return request
 
 
-def uncarried(where: str, why: str, code: str = "unsupported_field") -> InvalidRequest:
+def uncarried(where: str, why: str, code: str) -> InvalidRequest:
     """The error for what no engine here could be told; `where` is its path in the request."""
     return InvalidRequest(f"`{where}` {why}.", param=where, code=code)

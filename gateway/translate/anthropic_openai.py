@@ -102,7 +102,7 @@ def _assistant(places: list[_Place]) -> chat.Message:
                 function = chat.FunctionCall(name=block.name, arguments=chat.arguments_text(block.input))
                 calls.append(chat.ToolCall(id=block.id, type="function", function=function))
             case Image() | ToolResult():
-                raise uncarried(where, "does not belong in a message of the assistant")
+                raise uncarried(where, "does not belong in a message of the assistant", "unsupported_content")
     text = "".join(texts)
     return chat.Message(
         role="assistant",
@@ -145,14 +145,15 @@ def _part(where: str, block: Block) -> chat.ContentPart:
         case Image(source=source):
             url = source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
             return chat.ContentPart(type="image_url", image_url=chat.ImageUrl(url=url))
-    raise uncarried(where, "does not belong in a message of this role")
+    raise uncarried(where, "does not belong in a message of this role", "unsupported_content")
 
 
 def _tool(tool: Tool, where: str) -> chat.Tool:
     if tool.type not in (None, "custom"):
-        raise uncarried(f"{where}.type", f"is `{tool.type}`, a tool that runs at Anthropic's and at no engine here")
+        why = f"is `{tool.type}`, a tool that runs at Anthropic's and at no engine here"
+        raise uncarried(f"{where}.type", why, "unsupported_value")
     if tool.input_schema is None:
-        raise uncarried(f"{where}.input_schema", "is missing")
+        raise uncarried(f"{where}.input_schema", "is missing", "missing_field")
     return chat.Tool(
         function=chat.Function(
             name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
@@ -164,12 +165,12 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, chat.Json]:
     if choice.type != "tool":
         return _CHOICES[choice.type]
     if not choice.name:
-        raise uncarried("tool_choice.name", "is missing")
+        raise uncarried("tool_choice.name", "is missing", "missing_field")
     return {"type": "function", "function": {"name": choice.name}}
 
 
 def _response_format(form: OutputFormat) -> chat.ResponseFormat:
-    schema = chat.JsonSchema(name="output", schema=form.schema, strict=True)
+    schema = chat.JsonSchema(schema=form.schema, strict=True)
     return chat.ResponseFormat(type="json_schema", json_schema=schema)
 
 

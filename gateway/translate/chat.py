@@ -71,10 +71,9 @@ class Tool(msgspec.Struct, kw_only=True):
     type: str = "function"
 
 
-class JsonSchema(msgspec.Struct, kw_only=True):
-    """OpenAI and vLLM need its name, so that it is written even where it is the one given here."""
-
-    name: str = "answer"
+class JsonSchema(_Part, kw_only=True):
+    name: str = msgspec.field(default_factory=lambda: "answer")
+    """Written always, since OpenAI and vLLM need it: a default that is made is not left out."""
     schema: dict[str, Json] | None = None
     strict: bool | None = None
     description: str | None = None

@@ -199,7 +199,10 @@ class _Blocks:
         return encode_event(BlockDelta(index=index, delta=delta))
 
     def _write_calls(self, *, all_of_them: bool = False) -> Iterator[bytes]:
-        """Goes on with the first call that waits, and to the next one where the first is whole, or all are to be."""
+        """Goes on with the first call that waits, and to the next one where the first is whole, or all are to be.
+
+        A call that waits alone is not looked at, as long arguments would be parsed again for each of their parts.
+        """
         while self._waiting:
             call = self._waiting[0]
             if call.block is None:

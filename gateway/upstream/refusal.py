@@ -56,7 +56,10 @@ def read_error_event(engine: str, payload: bytes) -> EngineReported:
 
 def _labels(payload: bytes) -> tuple[str, str | None]:
     """An error event's `type` and, where it is a word, its `code`."""
-    value = json.loads(payload) if len(payload) < _MAX_ERROR_EVENT else None
+    try:
+        value = json.loads(payload) if len(payload) < _MAX_ERROR_EVENT else None
+    except (ValueError, RecursionError):
+        value = None
     error = value.get("error") if isinstance(value, dict) else None
     if not isinstance(error, dict):
         return "", None

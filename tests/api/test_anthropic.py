@@ -224,7 +224,7 @@ class TestErrors:
             ([json_reply(OPENAI_ERROR, 503)], 503, "overloaded_error", "Too long."),
             ([json_reply({}, 401)], 502, "api_error", "credentials"),
             ([reply(b"oops", "Content-Type: text/plain", status=418)], 418, "invalid_request_error", "oops"),
-            ([Step.RESET], 502, "api_error", "broke"),
+            ([Step.RESET], 502, "api_error", "closed its connection without an answer"),
             ([5.0], 504, "timeout_error", "sent nothing"),
             ([reply(b"{}", "Content-Type: text/html")], 502, "api_error", ""),
         ],
@@ -249,7 +249,7 @@ class TestErrors:
             ([LAST_CHUNK], "before its answer was whole"),
             ([chunk(DONE), LAST_CHUNK], "before its answer was whole"),
             ([b"ff\r\ndata: {", Step.FIN], "broke off"),
-            ([Step.RESET], "broke"),
+            ([Step.RESET], "broke off"),
             ([Step.HANG], "fell silent"),
         ],
     )

@@ -240,7 +240,7 @@ class TestErrors:
         ("broken", "message", "outcome"),
         [
             ([chunk(ERROR("boom"))], "boom", "engine_error"),
-            ([Step.RESET], "The connection to engine `a` broke.", "engine_failed"),
+            ([Step.RESET], "Engine `a` broke off its answer.", "engine_failed"),
             ([LAST_CHUNK], "Engine `a` ended its stream before its answer was whole.", "engine_failed"),
             (
                 [chunk(TC(0, "c1", "f", "{") + FIN("tool_calls") + DONE), LAST_CHUNK],

@@ -18,12 +18,9 @@ KEYS = {"keys": [{"name": "laptop", "key": KEY}]}
 PROBES = {"/health", "/v1/models", "/props"}
 
 ELSEWHERE = [
-    "/",
     "/v1",
     "/v1/",
     "/chat/completions",
-    "/v1/embeddings",
-    "/v1/responses",
     "/V1/models",
     "/v1/Models",
     "/v1/models;x",
@@ -41,9 +38,6 @@ ELSEWHERE = [
     "/%",
     "/v1/%zz",
     "/v1/load_lora_adapter",
-    "/api/delete",
-    "/api/pull",
-    "/api/tags",
     "/admin",
     "/docs",
     "/schema",

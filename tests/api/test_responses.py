@@ -198,8 +198,7 @@ async def serving(script: AnyScript) -> AsyncIterator[tuple[AsyncOpenAI, Scripte
 async def collect(stream: Any, pieces: list[str]) -> None:
     """Adds the pieces of a stream's text as they come."""
     async for event in stream:
-        if event.type == "response.output_text.delta":
-            pieces.append(event.delta)
+        pieces += [event.delta] if event.type == "response.output_text.delta" else []
 
 
 class Weather(BaseModel):

