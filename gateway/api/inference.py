@@ -17,7 +17,7 @@ from gateway.request import Endpoint, InferenceRequest, parse_request
 from gateway.telemetry.logs import RequestLog, RequestRecord
 from gateway.telemetry.timeline import Timeline
 from gateway.upstream.attempt import Answer, Attempt
-from gateway.upstream.relay import StreamRelay, relay_whole
+from gateway.upstream.relay import FAREWELL, StreamRelay, relay_whole
 
 _log = logging.getLogger("sluice.api")
 
@@ -68,7 +68,11 @@ class _Call:
             try:
                 with self.guard:
                     await self._serve()
-                error = self._limit_passed()
+                if self.guard.cause == FAREWELL and self.stream is not None:
+                    with anyio.move_on_after(_LAST_WORD):
+                        await self.stream.end()
+                else:
+                    error = self._limit_passed()
             except ClientGone:
                 self.guard.cause = Guard.GONE
             except GatewayError as exc:
