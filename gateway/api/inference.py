@@ -19,7 +19,7 @@ from gateway.request import InferenceRequest
 from gateway.telemetry.logs import RequestLog, RequestRecord
 from gateway.telemetry.timeline import Timeline
 from gateway.upstream.attempt import Answer, Attempt
-from gateway.upstream.relay import Client, StreamRelay, relay_whole
+from gateway.upstream.relay import FAREWELL, Client, StreamRelay, relay_whole
 
 _log = logging.getLogger("sluice.api")
 
@@ -70,7 +70,11 @@ class _Call:
             try:
                 with self.guard:
                     await self._serve()
-                error = self._limit_passed()
+                if self.guard.cause == FAREWELL and self.stream is not None:
+                    with anyio.move_on_after(_LAST_WORD):
+                        await self.stream.end()
+                else:
+                    error = self._limit_passed()
             except ClientGone:
                 self.guard.cause = Guard.GONE
             except GatewayError as exc:

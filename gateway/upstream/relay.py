@@ -17,6 +17,10 @@ from gateway.upstream.reply import Reply
 from gateway.upstream.sse import StreamScanner
 
 _DONE = b"data: [DONE]\n\n"
+FAREWELL = "farewell"
+"""The limit in force once the answer is whole. When it passes, `StreamRelay.end` does what the engine did not."""
+_FAREWELL_TIME = 10.0
+"""Seconds that an engine has after the whole answer to tell its usage and say `[DONE]`."""
 _LINGER = 1.0
 """Seconds that an engine has after `[DONE]` to end its reply properly, so that its connection can be used again."""
 
@@ -125,7 +129,7 @@ class StreamRelay:
                 raise self._answer.broken(exc) from exc
         finally:
             self._timeline.report = self.scanner.report
-        await self._end()
+        await self.end()
 
     async def _carry(self) -> None:
         """Relays until the stream ends, or says that what follows does not count."""
@@ -156,8 +160,12 @@ class StreamRelay:
             timeline.last_output = now
             if timeline.first_output is None:
                 timeline.first_output = now
-            self._limit, self._deadline = "idle", now + self._idle
-            self._guard.until("idle", self._deadline)
+            if self._limit != FAREWELL:
+                self._limit, self._deadline = "idle", now + self._idle
+                self._guard.until("idle", self._deadline)
+        if self._limit != FAREWELL and scanner.whole:
+            self._limit, self._deadline = FAREWELL, now + _FAREWELL_TIME
+            self._guard.until(self._limit, self._deadline)
         if scanner.done or scanner.error or not scanner.started:
             self._held += block
             return b""
@@ -203,7 +211,8 @@ class StreamRelay:
         block, self._held = self._held + block, b""
         return block
 
-    async def _end(self) -> None:
+    async def end(self) -> None:
+        """Ends the client's stream as the engine's has ended, or as it should have after a whole answer."""
         scanner = self.scanner
         if scanner.too_large or len(self._held) > self._max_held:
             raise EngineFailed(f"Engine `{self._answer.backend.name}` sent an event above {self._max_held} bytes.")

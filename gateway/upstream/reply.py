@@ -58,6 +58,7 @@ class Reply(httpx.AsyncByteStream):
         self._unread = 0
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Callable[[bytes], bool] | None = None
+        self._sink_error: Exception | None = None
 
     # From the connection
 
@@ -82,8 +83,8 @@ class Reply(httpx.AsyncByteStream):
             self._reusable = False
         if not self._head_complete and self._head_room < 0:
             self.fail(httpx.RemoteProtocolError("the head of the reply is too large"))
-        if self._sink is not None and self._parts and not self._sink(self._take()):
-            self._sink = None
+        if self._sink is not None and self._parts:
+            self._push(self._sink)
         if self._sink is not None and not self.complete and self._error is None:
             return
         if self._unread > HIGH_WATER and not self._paused:
@@ -192,6 +193,15 @@ class Reply(httpx.AsyncByteStream):
             await self._wait()
         finally:
             self._sink = None
+        if self._sink_error is not None:
+            raise self._sink_error
+
+    def _push(self, sink: Callable[[bytes], bool]) -> None:
+        try:
+            if not sink(self._take()):
+                self._sink = None
+        except Exception as exc:  # noqa: BLE001 - a fault of the caller's, which is waiting in `push` and shall have it
+            self._sink, self._sink_error = None, exc
 
     def _take(self) -> bytes:
         parts = self._parts

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from gateway.upstream import relay
 from tests.failures.faults import AFTER_OUTPUT, BEFORE_OUTPUT, CLOSE, MAX_REPLY, Break, Fault
 from tests.support.answers import ANSWER, error_of
 from tests.support.backlog import full_backlog
@@ -114,6 +115,14 @@ async def test_after_output_it_is_an_error_event_and_no_end_mark(bench: Bench, c
 async def test_after_the_finish_nothing_can_break_any_more(bench: Bench, end: Step) -> None:
     answer = ROLE + T("one ") + T("two") + FIN("stop")
     got = await bench.ask([SSE_HEAD, chunk(answer), 0.05, end], None, stream=True)
+    assert got.body == answer + DONE
+    await bench.check_aftermath("ok")
+
+
+async def test_silence_after_the_finish_is_no_failure(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_FAREWELL_TIME", 0.2)
+    answer = ROLE + T("one ") + T("two") + FIN("stop")
+    got = await bench.ask([SSE_HEAD, chunk(answer), Step.HANG], None, stream=True)
     assert got.body == answer + DONE
     await bench.check_aftermath("ok")
 
