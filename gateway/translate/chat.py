@@ -127,12 +127,12 @@ class ChatRequest(_Part, kw_only=True):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
 
-class Usage(msgspec.Struct, kw_only=True):
-    """Counts of zero are counts, so that they are written."""
+class Usage(_Part, kw_only=True):
+    """Counts of zero are counts: a default that is made is not left out."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    total_tokens: int = 0
+    prompt_tokens: int = msgspec.field(default_factory=int)
+    completion_tokens: int = msgspec.field(default_factory=int)
+    total_tokens: int = msgspec.field(default_factory=int)
     prompt_tokens_details: dict[str, Json] | None = None
 
     @property

@@ -197,7 +197,7 @@ class TestHowProbesAsk:
         ("kind", "paths"),
         [
             ("llamacpp", {"/health", "/v1/models", "/props"}),
-            ("vllm", {"/health", "/v1/models"}),
+            ("vllm", {"/health", "/v1/models", "/version"}),
             ("openai", {"/v1/models"}),
         ],
     )
