@@ -68,7 +68,7 @@ class Backend:
     def set_health(self, health: Health) -> None:
         """Keeps the models of an engine that stopped answering, so that their names stay known."""
         before = self.health
-        if not health.models:
+        if health.state is not State.READY:
             health = Health(health.state, health.reason, before.models, before.slots)
         self.health = health
         if health != before:

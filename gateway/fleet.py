@@ -21,6 +21,8 @@ from gateway.errors import ModelNotFound, NoEngine
 from gateway.health.monitor import watch
 from gateway.policy.choose import least_loaded
 
+_LONGEST_NAME = 200
+"""No model has a longer name, so that one is neither looked for nor repeated."""
 _FIRST_LOOK = 2.0
 """Seconds that start-up waits for the first probes, so that engines which are well are known from the first request."""
 
@@ -173,6 +175,8 @@ class Fleet:
         return named or [route.backend for route in routes]
 
     def _unknown(self, model: str) -> ModelNotFound | NoEngine:
+        if len(model) > _LONGEST_NAME:
+            return ModelNotFound(f"The model `{model[:_LONGEST_NAME]}...` does not exist.", param="model")
         silent = [b.name for b in self.backends.values() if not b.models]
         if silent:
             return NoEngine(

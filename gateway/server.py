@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -101,6 +102,7 @@ class ClientProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._unread = 0
         self.scope["extensions"] = {CONNECTION: {"connection": self}}
 
     def on_headers_complete(self) -> None:
@@ -213,6 +215,6 @@ def create_server(config: Config, log: RequestLog | None = None) -> Server:
         server_header=False,
         proxy_headers=False,
         date_header=False,
-        timeout_graceful_shutdown=int(config.server.drain_timeout),
+        timeout_graceful_shutdown=math.ceil(config.server.drain_timeout),
     )
     return Server(settings)

@@ -52,7 +52,8 @@ class Exchange:
     Attributes:
         request_id: the client's `X-Request-Id` when it is harmless to repeat, else a new one.
         started: whether the answer's head was sent, after which its status is fixed.
-        finished: whether the answer was sent to its end.
+        finishing: whether the last part of the answer is being sent, or was.
+        finished: whether the client's connection has taken it.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,6 +67,7 @@ class Exchange:
         )
         self.status = 0
         self.started = False
+        self.finishing = False
         self.finished = False
         self._receive = receive
         self._send = send
@@ -131,8 +133,9 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, data: bytes = b"") -> None:
-        self.finished = True
+        self.finishing = True
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        self.finished = True
 
     async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
         """A whole answer at once."""
@@ -141,7 +144,7 @@ class Exchange:
 
     def abort(self) -> None:
         """Cuts the client's connection, whatever of the answer is still to be sent."""
-        self.finished = True
+        self.finishing = self.finished = True
         if self._connection is not None:
             self._connection.abort()
 
@@ -174,7 +177,7 @@ class _Watch:
             self._task.cancel()
 
     def _lost(self) -> None:
-        if not self._exchange.finished:  # servers report the end of an answer as the client's leaving too
+        if not self._exchange.finishing:  # servers report the end of an answer as the client's leaving too
             self._guard.cancel(Guard.GONE)
 
     async def _wait(self) -> None:

@@ -24,6 +24,8 @@ from gateway.upstream.relay import FAREWELL, Client, StreamRelay, relay_whole
 _log = logging.getLogger("sluice.api")
 
 _STATUS_CLIENT_LEFT = 499
+_LONGEST_LOGGED = 200
+"""Characters of a model's name, which a client may make up."""
 _LAST_WORD = 5.0
 """Seconds that a client has to take an error."""
 
@@ -70,11 +72,7 @@ class _Call:
             try:
                 with self.guard:
                     await self._serve()
-                if self.guard.cause == FAREWELL and self.stream is not None:
-                    with anyio.move_on_after(_LAST_WORD):
-                        await self.stream.end()
-                else:
-                    error = self._limit_passed()
+                error = await self._after_limit()
             except ClientGone:
                 self.guard.cause = Guard.GONE
             except GatewayError as exc:
@@ -116,7 +114,15 @@ class _Call:
         headers = self._engine_headers()
         client: Client = self.exchange if writer is None else TranslatingClient(self.exchange, writer)
         if not request.stream:
-            await relay_whole(answer, client, self.guard, self.timeline, headers, server.max_reply_bytes)
+            await relay_whole(
+                answer,
+                client,
+                self.guard,
+                self.timeline,
+                headers,
+                max_bytes=server.max_reply_bytes,
+                stall=server.stall_timeout,
+            )
             return
         self.stream = StreamRelay(
             answer,
@@ -133,11 +139,20 @@ class _Call:
     def _engine_headers(self) -> list[tuple[bytes, bytes]]:
         return [*self.route.headers, (b"x-sluice-attempt", b"1")] if self.route is not None else []
 
-    def _limit_passed(self) -> GatewayError | None:
-        """The error for the limit that ended the request, if one did."""
+    async def _after_limit(self) -> GatewayError | None:
+        """The error for the limit that ended the request, if one did; a whole answer is ended as it should have."""
         cause = self.guard.cause
-        if cause is None or cause == Guard.GONE:
+        if cause is None or cause == Guard.GONE or self.exchange.finished:
             return None
+        if self.stream is not None and self.stream.scanner.whole and cause in (FAREWELL, "total"):
+            with anyio.move_on_after(_LAST_WORD) as scope:
+                await self.stream.end()
+            if scope.cancelled_caught:
+                self.exchange.abort()
+            return None
+        return self._limit_passed(cause)
+
+    def _limit_passed(self, cause: str) -> GatewayError:
         if cause == "body":
             return InvalidRequest(
                 f"The request body stopped coming for {self.handler.server.body_timeout:g} s.",
@@ -150,7 +165,7 @@ class _Call:
             return EngineTimeout("The request took too long.")
         backend = self.route.backend
         backend.suspect()
-        limit = getattr(backend.config.timeouts, cause)
+        limit = getattr(backend.config.timeouts, cause, 0.0)
         return EngineTimeout(f"Engine `{backend.name}` {_WHAT_TOOK_LONG[cause]} {limit:g} s.")
 
     async def _fail(self, error: GatewayError) -> None:
@@ -185,7 +200,7 @@ class _Call:
                 outcome="cancelled" if self.guard.cause == Guard.GONE else error.code if error is not None else "ok",
                 message=error.message if error is not None and error.own_words else None,
                 key=self.key,
-                model=request.model if request is not None else None,
+                model=request.model[:_LONGEST_LOGGED] if request is not None else None,
                 engine=self.route.backend.name if self.route is not None else None,
                 engine_model=self.route.model if self.route is not None else None,
                 identity=(self.route.identity or None) if self.route is not None else None,
@@ -198,6 +213,7 @@ class _Call:
                 first_delivered=timeline.since(timeline.first_delivered, start),
                 last_output=timeline.since(timeline.last_output, start),
                 duration=timeline.done - start,
+                finish_reason=scanner.finish_reason if scanner is not None else None,
                 events=scanner.events if scanner is not None else None,
                 dropped_events=scanner.dropped or None if scanner is not None else None,
                 prompt_tokens=report.prompt_tokens,

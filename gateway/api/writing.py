@@ -38,7 +38,8 @@ class TranslatingClient:
             await self._exchange.write(ready)
 
     async def finish(self, data: bytes = b"") -> None:
-        await self._exchange.finish(self._writer.feed(data) + self._writer.finish())
+        ready, self._ready = self._ready, b""
+        await self._exchange.finish(ready + self._writer.feed(data) + self._writer.finish())
 
     async def reply(self, status: int, headers: Headers, body: bytes) -> None:
         await self._exchange.reply(status, _with_type(headers, b"application/json"), self._writer.whole(body))

@@ -64,7 +64,7 @@ class TgiEngine(Engine):
             return Health(State.DOWN, f"its /info answers HTTP {reply.status_code}")
         try:
             info = msgspec.json.decode(reply.content, type=_Info)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return Health(State.DOWN, "its /info is not in TGI's form")
         self._max_stops = info.max_stop_sequences
         model = EngineModel(info.model_id, info.max_total_tokens, digest=info.model_sha, version=info.version)

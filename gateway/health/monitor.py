@@ -54,5 +54,7 @@ async def check(backend: Backend, misses: int = 0) -> tuple[Health, int]:
         if busy or (misses < _MISSES and backend.ready):
             return backend.health, misses
         return Health(State.DOWN, f"it does not answer within {limit:g} s"), misses
-    except httpx.HTTPError as exc:
+    except Exception as exc:  # noqa: BLE001 - whatever one engine sends, the others are watched on
+        if not isinstance(exc, httpx.HTTPError):
+            _log.exception("engine %s sent a probe what cannot be read", backend.name)
         return Health(State.DOWN, f"its answer to a probe is broken ({type(exc).__name__})"), 0

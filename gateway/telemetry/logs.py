@@ -35,6 +35,8 @@ class RequestRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     first_delivered: float | None = None
     last_output: float | None = None
     duration: float
+    finish_reason: str | None = None
+    """Of a stream: of the choice that finished last."""
     events: int | None = None
     """Events with choices that were relayed: close to the number of tokens, but not a count of them."""
     dropped_events: int | None = None

@@ -54,11 +54,6 @@ class Timeline:
         """Time to first token as the client has it: from the request's head to its first output, in seconds."""
         return self.since(self.first_output, self.received)
 
-    @property
-    def decode(self) -> float | None:
-        """From the first to the last output, in seconds."""
-        return self.since(self.last_output, self.first_output)
-
     def server_timing(self) -> bytes:
         """The value of a `Server-Timing` header (milliseconds), with the phases known so far."""
         report = self.report

@@ -23,7 +23,7 @@ def read_refusal(engine: str, status: int, headers: Mapping[bytes, bytes], body:
     An error object of OpenAI's form goes on byte for byte; other forms keep their message. A redirect is not
     followed, and an engine that refuses Sluice's own credentials is not the client's fault.
     """
-    if status < 400:
+    if not 400 <= status < 600:
         return EngineFailed(f"Engine `{engine}` answered with HTTP {status} where an answer was expected.")
     if status in (401, 403):
         return EngineFailed(

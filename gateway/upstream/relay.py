@@ -39,7 +39,14 @@ class Client(Protocol):
 
 
 async def relay_whole(
-    answer: Answer, client: Client, guard: Guard, timeline: Timeline, headers: list[tuple[bytes, bytes]], max_bytes: int
+    answer: Answer,
+    client: Client,
+    guard: Guard,
+    timeline: Timeline,
+    headers: list[tuple[bytes, bytes]],
+    *,
+    max_bytes: int,
+    stall: float,
 ) -> None:
     """Relays an answer in one piece, once all of it is there and known to be JSON.
 
@@ -76,6 +83,7 @@ async def relay_whole(
         *headers,
         (b"server-timing", timeline.server_timing()),
     ]
+    guard.until("stall", time.perf_counter() + stall)
     await client.reply(200, head, body)
     timeline.first_delivered = timeline.done = time.perf_counter()
 
@@ -138,10 +146,14 @@ class StreamRelay:
             await self._send(self._scan(data))
             if isinstance(chunks, Reply) and self._client.started and not self._over:
                 await chunks.push(self._relay_now)
-                block, self._unsent = self._unsent, b""
-                await self._send(block)
+                await self._write_unsent()
             if self._over:
                 return
+
+    async def _write_unsent(self) -> None:
+        block, self._unsent = self._unsent, b""
+        if block:
+            await self._write(block)
 
     @property
     def _over(self) -> bool:
@@ -160,12 +172,11 @@ class StreamRelay:
             timeline.last_output = now
             if timeline.first_output is None:
                 timeline.first_output = now
-            if self._limit != FAREWELL:
-                self._limit, self._deadline = "idle", now + self._idle
-                self._guard.until("idle", self._deadline)
-        if self._limit != FAREWELL and scanner.whole:
+            self._limit, self._deadline = "idle", now + self._idle
+            self._guard.until("idle", self._deadline)
+        if scanner.whole and (scanner.output or self._limit != FAREWELL):
             self._limit, self._deadline = FAREWELL, now + _FAREWELL_TIME
-            self._guard.until(self._limit, self._deadline)
+            self._guard.until(FAREWELL, self._deadline)
         if scanner.done or scanner.error or not scanner.started:
             self._held += block
             return b""
@@ -180,11 +191,12 @@ class StreamRelay:
         return not self._over
 
     async def _send(self, block: bytes) -> None:
-        if not block:
-            return
+        if block and not (self._client.started and self._client.write_now(block)):
+            await self._write(block)
+
+    async def _write(self, block: bytes) -> None:
+        """Writes what must be waited for; a block that `write_now` did not take goes here and not there again."""
         client, timeline = self._client, self._timeline
-        if client.started and client.write_now(block):
-            return
         self._guard.until("stall", time.perf_counter() + self._stall)
         if not client.started:
             block = await self._start(block)
@@ -192,8 +204,8 @@ class StreamRelay:
         now = time.perf_counter()
         if timeline.first_delivered is None:
             timeline.first_delivered = now
-        if self._limit == "idle":  # the engine was held back meanwhile: its silence was not its own
-            self._deadline = max(self._deadline, now + self._idle)
+        if self._limit != "ttft":  # the engine was held back meanwhile: its silence was not its own
+            self._deadline = max(self._deadline, now + (self._idle if self._limit == "idle" else _FAREWELL_TIME))
         self._guard.until(self._limit, self._deadline)
 
     async def _start(self, block: bytes) -> bytes:
@@ -214,6 +226,7 @@ class StreamRelay:
     async def end(self) -> None:
         """Ends the client's stream as the engine's has ended, or as it should have after a whole answer."""
         scanner = self.scanner
+        await self._write_unsent()
         if scanner.too_large or len(self._held) > self._max_held:
             raise EngineFailed(f"Engine `{self._answer.backend.name}` sent an event above {self._max_held} bytes.")
         last = scanner.feed(self._reader.flush()) if self._reader is not None else b""

@@ -73,6 +73,7 @@ class StreamScanner:
         self.report = EngineReport()
         self.finish_reason: str | None = None
         self._choices = choices
+        self._begun: set[int] = set()
         self._finished: set[int] = set()
         self._max_event_bytes = max_event_bytes
         self._tail: list[bytes] = []
@@ -85,7 +86,9 @@ class StreamScanner:
         """Whether the answer is complete: nothing but its end mark may be missing."""
         if self.error:
             return False
-        return len(self._finished) >= (1 if self.done else self._choices)
+        if self.done:  # the engine's own word for it, unless a choice is still open
+            return bool(self._finished) and self._begun <= self._finished
+        return len(self._finished) >= self._choices
 
     def feed(self, data: bytes) -> bytes:
         """Takes one read and returns the events that are complete, byte for byte."""
@@ -195,6 +198,7 @@ class StreamScanner:
         if event.choices:
             self.events += 1
             for choice in event.choices:
+                self._begun.add(choice.index)
                 if choice.finish_reason:
                     self._finished.add(choice.index)
                     self.finish_reason = choice.finish_reason
@@ -229,8 +233,11 @@ class StreamScanner:
             if isinstance(choice, dict):
                 self.events += 1
                 self.output = self.started = True
+                index = choice.get("index")
+                index = index if isinstance(index, int) else 0
+                self._begun.add(index)
                 if choice.get("finish_reason"):
-                    self._finished.add(choice.get("index") or 0)
+                    self._finished.add(index)
                     self.finish_reason = str(choice["finish_reason"])
         return True
 

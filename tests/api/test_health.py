@@ -5,10 +5,12 @@ import asyncio
 import anyio
 import pytest
 
+from gateway.engines.base import Health
+from gateway.engines.vllm import VllmEngine
 from tests.support.answers import OK, error_of
 from tests.support.client import get, post_json
 from tests.support.engine import NOT_FOUND, Connection, Request, ScriptedEngine
-from tests.support.gateway import CHAT, REQ, RunningGateway, gateway
+from tests.support.gateway import CHAT, REQ, RunningGateway, engine_config, gateway
 from tests.support.sse import DONE, FIN, LAST_CHUNK, ROLE, SSE_HEAD, T, chunk, http_ok, json_reply, reply
 from tests.support.waiting import becomes, eventually
 
@@ -248,3 +250,20 @@ async def is_down(sluice: RunningGateway) -> bool:
 
 async def serves(sluice: RunningGateway) -> bool:
     return (await post_json(sluice.port, CHAT, REQ)).status == 200
+
+
+async def test_an_adapter_that_fails_takes_out_its_own_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: VllmEngine, client: object) -> Health:
+        raise LookupError("a fault of the adapter")
+
+    monkeypatch.setattr(VllmEngine, "probe", broken)
+    async with ScriptedEngine([OK]) as engine:
+        engines = {
+            "odd": engine_config(engine.url, kind="vllm", models=["odd"], probe={"interval": 0.05}),
+            "well": engine_config(engine.url, probe={"interval": 0.05}),
+        }
+        async with gateway(engines=engines) as sluice:
+            asked = len(engine.probes)
+            await eventually(lambda: len(engine.probes) > asked + 2)
+            states = (await get(sluice.port, "/health/ready")).json()["engines"]
+            assert (states["odd"]["state"], states["well"]["state"]) == ("down", "ready")

@@ -87,7 +87,7 @@ class TestOneLineARequest:
         async with ScriptedEngine(script) as engine, gateway(engine.url) as sluice:
             await post_json(sluice.port, CHAT, STREAM)
             record = await sluice.record()
-        assert record.keys() == ANSWERED | {"stream", "events", "prompt_tokens", "completion_tokens"}
+        assert record.keys() == ANSWERED | {"stream", "finish_reason", "events", "prompt_tokens", "completion_tokens"}
         assert (record["outcome"], record["stream"]) == ("ok", True)
         assert (record["prompt_tokens"], record["completion_tokens"]) == (7, 2)
         assert in_order(record)

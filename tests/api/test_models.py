@@ -160,3 +160,11 @@ async def test_an_engine_that_comes_back_with_other_models() -> None:
         await becomes(told)
         assert (await post_json(sluice.port, CHAT, {**REQ, "model": "new"})).status == 200
         assert (await post_json(sluice.port, CHAT, {**REQ, "model": "old"})).status == 404
+
+
+async def test_an_endless_name_is_not_repeated() -> None:
+    async with ScriptedEngine() as engine, gateway(engine.url) as sluice:
+        reply = await post_json(sluice.port, CHAT, REQ | {"model": "m" * 1_000_000})
+        assert (reply.status, reply.json()["error"]["code"]) == (404, "model_not_found")
+        assert len(reply.body) < 1000
+        assert len(str(await sluice.record())) < 2000

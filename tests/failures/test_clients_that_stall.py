@@ -10,7 +10,7 @@ from tests.support.client import RawClient, post_json
 from tests.support.engine import Connection, Script, ScriptedEngine, Step
 from tests.support.gateway import CHAT, REQ, RunningGateway, gateway
 from tests.support.leases import in_flight
-from tests.support.sse import DONE, FIN, ROLE, SSE_HEAD, T, chunk, json_reply, sse_reply
+from tests.support.sse import DONE, FIN, ROLE, SSE_HEAD, T, chunk, chunked, json_reply, sse_reply
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -117,4 +117,13 @@ async def test_an_answer_in_one_piece_is_not_kept_for_ever() -> None:
         await sluice.record(timeout=10)
         await eventually(lambda: not sluice.server.server_state.connections, timeout=10)
         assert in_flight(sluice) == {}
+        assert await let_go(client)
+
+
+async def test_nothing_is_left_of_a_client_that_stalls_at_the_very_end() -> None:
+    """The last read of the engine's stream holds more than the client's buffers take."""
+    whole = SSE_HEAD + chunked(ROLE + T("x" * 16_000_000) + FIN("stop") + DONE)
+    async with stuck([whole], stall=STALL) as (_, sluice, client):
+        await sluice.record(timeout=20)
+        await eventually(lambda: not sluice.server.server_state.connections, timeout=10)
         assert await let_go(client)

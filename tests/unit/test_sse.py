@@ -371,3 +371,19 @@ def test_any_stream_may_come_byte_by_byte(stream: bytes) -> None:
 def test_bytes_that_are_no_stream_harm_nothing(reads: list[bytes]) -> None:
     scanned = scan([read for read in reads if read])
     assert len(scanned.out) <= sum(map(len, reads)) + 2
+
+
+def test_an_end_mark_does_not_close_a_choice_that_is_open() -> None:
+    begun = data(envelope({"index": 1, "delta": {"content": "b"}, "finish_reason": None}))
+    scanner = StreamScanner(choices=2)
+    scanner.feed(T("a") + begun + FIN("stop") + DONE)
+    assert scanner.done
+    assert not scanner.whole
+
+
+def test_an_engine_that_gives_fewer_choices_than_asked_for_may_say_that_it_is_done() -> None:
+    scanner = StreamScanner(choices=2)
+    scanner.feed(T("a") + FIN("stop"))
+    assert not scanner.whole
+    scanner.feed(DONE)
+    assert scanner.whole
