@@ -59,6 +59,11 @@ class Calls:
         call.pieces.append(piece)
         return call, piece
 
+    def take_all(self) -> list[Call]:
+        """The calls so far, which are then no longer kept."""
+        calls, self._calls = self._calls, []
+        return calls
+
 
 def _belongs(part: ToolCall, call: Call) -> bool:
     if part.index is not None and part.index != call.engine_index:

@@ -1,14 +1,18 @@
 """Writes and reads streams of OpenAI chat chunks."""
 
+import json
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
+from gateway.errors import EngineFailed
 from gateway.translate.chat import Chunk, ChunkChoice, Delta, FunctionCall, Timings, ToolCall, Usage
 
 DONE = b"data: [DONE]\n\n"
+_BOM = b"\xef\xbb\xbf"
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Chunk).decode
@@ -80,12 +84,42 @@ def error_event(payload: bytes) -> bytes:
 
 
 def read_chunks(block: bytes) -> Iterator[Chunk]:
-    """The chunks of whole events; comments, `[DONE]` and events of other forms are passed over."""
-    for event in block.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
+    """The chunks of whole events; comments and `[DONE]` are passed over.
+
+    Raises:
+        EngineFailed: an event is no chunk. It may have held text, so the answer cannot be whole without it.
+    """
+    for event in block.removeprefix(_BOM).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
         lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
-        payload = b"\n".join(lines)
+        payload = b"\n".join(lines).strip()
         if payload and payload != b"[DONE]":
             try:
                 yield _decode(payload)
             except (msgspec.DecodeError, RecursionError):
-                continue
+                yield _read_odd(payload)
+
+
+def _read_odd(payload: bytes) -> Chunk:
+    """A chunk with `NaN` or odd types: what nobody needs of it may be anything."""
+    try:
+        value = json.loads(payload)
+        choices = [_choice(choice) for choice in value.get("choices") or []]
+        usage = {name: count for name, count in (value.get("usage") or {}).items() if isinstance(count, int)}
+        return msgspec.convert({"choices": choices, "usage": usage or None}, Chunk)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise EngineFailed("The engine sent an event that cannot be translated.") from None
+
+
+def _choice(choice: dict[str, Any]) -> dict[str, Any]:
+    delta = {name: value for name, value in (choice.get("delta") or {}).items() if value is not None}
+    if isinstance(delta.get("content"), list):
+        delta["content"] = "".join(part.get("text") or "" for part in delta["content"])
+    calls = [
+        {name: value for name, value in call.items() if value is not None} for call in delta.get("tool_calls") or []
+    ]
+    return {
+        "index": choice.get("index") or 0,
+        "delta": delta | {"tool_calls": calls},
+        "finish_reason": choice.get("finish_reason"),
+        "stop_reason": choice.get("stop_reason"),
+    }

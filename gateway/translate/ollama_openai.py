@@ -236,6 +236,8 @@ def parse(kind: type[_Any], body: bytes) -> _Any:
         raise InvalidRequest(f"`{param or 'body'}`: {text}.", param=param, code="invalid_type") from None
     except msgspec.DecodeError as exc:
         raise InvalidRequest(f"The request body is not valid JSON: {exc}.", code="invalid_json") from None
+    except RecursionError:
+        raise InvalidRequest("The request body is nested too deeply.", code="invalid_json") from None
 
 
 # What an engine is sent

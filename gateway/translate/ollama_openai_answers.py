@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from gateway.errors import EngineFailed, InvalidRequest
-from gateway.translate.chat import Delta, Timings, ToolCall, Usage, arguments_object
-from gateway.translate.chunks import new_id
+from gateway.translate.calls import Calls
+from gateway.translate.chat import Delta, Timings, Usage, arguments_object
 
 Json = Any
 """A JSON value that is carried and not looked into."""
@@ -120,7 +120,7 @@ class ChatWriter:
     def __init__(self, model: str) -> None:
         self._model = model
         self._began = time.perf_counter_ns()
-        self._calls = _Calls()
+        self._calls = Calls("call_")
         self._reason: str | None = None
         self._usage: Usage | None = None
         self._timings: Timings | None = None
@@ -145,7 +145,7 @@ class ChatWriter:
         """
         if self._failure is not None:
             raise self._failure
-        line = self._line("", "", self._calls.whole(self._reason))
+        line = self._line("", "", _whole_calls(self._calls, self._reason))
         return _encode(self._ended(line)) + b"\n"
 
     def whole(self, body: bytes) -> bytes:
@@ -173,9 +173,9 @@ class ChatWriter:
             return None
         said = choice.said
         for part in said.tool_calls or []:
-            self._calls.add(part)
+            self._calls.take(part)
         self._reason = choice.finish_reason or self._reason
-        calls = self._calls.whole(self._reason) if done or choice.finish_reason else []
+        calls = _whole_calls(self._calls, self._reason) if done or choice.finish_reason else []
         text = (said.content or "") + (said.refusal or "")
         logprobs = choice.logprobs.content if choice.logprobs is not None else None
         if not (text or said.thought or calls or logprobs or done):
@@ -257,48 +257,22 @@ class EmbeddingsWriter(EmbedWriter):
         return _encode(_EmbeddedOne(msgspec.Raw(b"[]")))
 
 
-class _Calls:
-    """Puts tool calls together, which engines send in parts, for clients that get them whole."""
+def _whole_calls(calls: Calls, reason: str | None) -> list[_ToolCall]:
+    """The calls so far, for clients that get them whole. One that the output limit cut is left out.
 
-    def __init__(self) -> None:
-        self._open: list[tuple[ToolCall, list[str]]] = []
-
-    def add(self, part: ToolCall) -> None:
-        arguments = part.function.arguments or ""
-        text = arguments if isinstance(arguments, str) else _encode(arguments).decode()
-        for call, texts in reversed(self._open):
-            if part.index in (None, call.index):
-                if _differ(call.id, part.id):
-                    break
-                call.id = call.id or part.id
-                call.function.name = call.function.name or part.function.name
-                texts.append(text)
-                return
-        self._open.append((part, [text]))
-
-    def whole(self, reason: str | None) -> list[_ToolCall]:
-        """The calls so far, which are then no longer kept. One that the output limit cut is left out.
-
-        Raises:
-            EngineFailed: the arguments of another one are not a JSON object.
-        """
-        calls: list[_ToolCall] = []
-        for call, texts in self._open:
-            try:
-                arguments = arguments_object("".join(texts), "the answer")
-            except InvalidRequest:
-                if reason == "length":
-                    continue
-                raise EngineFailed("The engine called a tool with arguments that are not a JSON object.") from None
-            function = _CalledFunction(len(calls), call.function.name or "", arguments)
-            calls.append(_ToolCall(call.id or new_id("call_"), function))
-        self._open = []
-        return calls
-
-
-def _differ(known: str | None, new: str | None) -> bool:
-    """Whether a part's id says that it begins another call: some servers give each one the same index."""
-    return bool(known and new and known != new)
+    Raises:
+        EngineFailed: the arguments of another one are not a JSON object.
+    """
+    whole: list[_ToolCall] = []
+    for call in calls.take_all():
+        try:
+            arguments = arguments_object(call.arguments, "the answer")
+        except InvalidRequest:
+            if reason == "length":
+                continue
+            raise EngineFailed("The engine called a tool with arguments that are not a JSON object.") from None
+        whole.append(_ToolCall(call.id, _CalledFunction(len(whole), call.name, arguments)))
+    return whole
 
 
 def _read(block: bytes) -> Iterator[_Answer]:
