@@ -51,9 +51,9 @@ class Calls:
         if call is None:
             taken = {call.id for call in self._calls}
             call_id = part.id if part.id and part.id not in taken else new_id(self._prefix)
-            name = part.function.name or ""
-            call = Call(engine_index=part.index, engine_id=part.id or None, id=call_id, name=name, pieces=[])
+            call = Call(engine_index=part.index, engine_id=part.id or None, id=call_id, name="", pieces=[])
             self._calls.append(call)
+        call.name = call.name or part.function.name or ""
         arguments = part.function.arguments
         piece = arguments_text(arguments) if arguments else ""
         call.pieces.append(piece)

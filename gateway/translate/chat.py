@@ -137,7 +137,8 @@ class Usage(_Part, kw_only=True):
 
     @property
     def cached_tokens(self) -> int | None:
-        return (self.prompt_tokens_details or {}).get("cached_tokens")
+        cached = (self.prompt_tokens_details or {}).get("cached_tokens")
+        return cached if isinstance(cached, int) else None
 
 
 def make_usage(prompt: int, completion: int, cached: int | None = None) -> Usage:

@@ -13,7 +13,8 @@ import msgspec
 
 from gateway.errors import EngineFailed, InvalidRequest
 from gateway.translate.calls import Calls
-from gateway.translate.chat import Delta, Timings, Usage, arguments_object
+from gateway.translate.chat import Timings, Usage, arguments_object
+from gateway.translate.chunks import DialectWriter, ReadChunk, read_chunk
 
 Json = Any
 """A JSON value that is carried and not looked into."""
@@ -56,31 +57,6 @@ class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     eval_duration: int | None = None
 
 
-class _Logprobs(msgspec.Struct):
-    content: list[Json] | None = None
-
-
-class _Choice(msgspec.Struct):
-    index: int = 0
-    delta: Delta | None = None
-    message: Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-
-    @property
-    def said(self) -> Delta:
-        return self.delta or self.message or Delta(content=self.text)
-
-
-class _Answer(msgspec.Struct):
-    """A whole answer, or a chunk of one, to a chat or to a completion."""
-
-    choices: list[_Choice] = []
-    usage: Usage | None = None
-    timings: Timings | None = None
-
-
 class _Embedding(msgspec.Struct):
     embedding: msgspec.Raw
     index: int = 0
@@ -103,12 +79,10 @@ class _EmbeddedOne(msgspec.Struct):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Answer).decode
 _decode_embeddings = msgspec.json.Decoder(_EmbeddingList).decode
-_BOM = b"\xef\xbb\xbf"
 
 
-class ChatWriter:
+class ChatWriter(DialectWriter):
     """Writes one answer to `/api/chat`.
 
     Args:
@@ -124,36 +98,13 @@ class ChatWriter:
         self._reason: str | None = None
         self._usage: Usage | None = None
         self._timings: Timings | None = None
-        self._failure: EngineFailed | None = None
-
-    def feed(self, events: bytes) -> bytes:
-        """Raises nothing, as it may be called while the engine's bytes are being read: `finish` does instead."""
-        written: list[bytes] = []
-        try:
-            for answer in _read(events) if self._failure is None else ():
-                line = self._line_of(answer, done=False)
-                if line is not None:
-                    written += [_encode(line), b"\n"]
-        except EngineFailed as exc:
-            self._failure = exc
-        return b"".join(written)
-
-    def finish(self) -> bytes:
-        """
-        Raises:
-            EngineFailed: an event was not in OpenAI's form, or a tool call was no such. Nothing was written since.
-        """
-        if self._failure is not None:
-            raise self._failure
-        line = self._line("", "", _whole_calls(self._calls, self._reason))
-        return _encode(self._ended(line)) + b"\n"
 
     def whole(self, body: bytes) -> bytes:
         """
         Raises:
             EngineFailed: it is no answer of OpenAI's dialect, or a tool call is no such.
         """
-        line = self._line_of(_answer(body), done=True)
+        line = self._line_of(read_chunk(body), done=True)
         if line is None:
             raise EngineFailed("The engine's answer has no choices.")
         return _encode(self._ended(line))
@@ -164,7 +115,16 @@ class ChatWriter:
         line.done, line.done_reason = True, reason
         return _encode(line)
 
-    def _line_of(self, answer: _Answer, *, done: bool) -> Line | None:
+    def _chunk(self, chunk: ReadChunk) -> Iterator[bytes]:
+        line = self._line_of(chunk, done=False)
+        if line is not None:
+            yield _encode(line) + b"\n"
+
+    def _end(self) -> Iterator[bytes]:
+        line = self._line("", "", _whole_calls(self._calls, self._reason))
+        yield _encode(self._ended(line)) + b"\n"
+
+    def _line_of(self, answer: ReadChunk, *, done: bool) -> Line | None:
         """The line for what `answer` says, or `None` where that is nothing but facts, kept for the last line."""
         self._usage = answer.usage or self._usage
         self._timings = answer.timings or self._timings
@@ -177,7 +137,7 @@ class ChatWriter:
         self._reason = choice.finish_reason or self._reason
         calls = _whole_calls(self._calls, self._reason) if done or choice.finish_reason else []
         text = (said.content or "") + (said.refusal or "")
-        logprobs = choice.logprobs.content if choice.logprobs is not None else None
+        logprobs = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
         if not (text or said.thought or calls or logprobs or done):
             return None
         line = self._line(text, said.thought or "", calls)
@@ -273,22 +233,6 @@ def _whole_calls(calls: Calls, reason: str | None) -> list[_ToolCall]:
             raise EngineFailed("The engine called a tool with arguments that are not a JSON object.") from None
         whole.append(_ToolCall(call.id, _CalledFunction(len(whole), call.name, arguments)))
     return whole
-
-
-def _read(block: bytes) -> Iterator[_Answer]:
-    """The chunks of whole events."""
-    for event in block.removeprefix(_BOM).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
-        lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
-        payload = b"\n".join(lines).strip()
-        if payload and payload != b"[DONE]":
-            yield _answer(payload)
-
-
-def _answer(payload: bytes) -> _Answer:
-    try:
-        return _decode(payload)
-    except (msgspec.DecodeError, RecursionError):
-        raise EngineFailed("The engine's answer is not in OpenAI's form and cannot be translated.") from None
 
 
 def _vectors(body: bytes) -> tuple[list[msgspec.Raw], Usage | None]:

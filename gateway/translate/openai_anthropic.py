@@ -25,7 +25,8 @@ from gateway.translate.anthropic import (
     Usage,
     encode_event,
 )
-from gateway.translate.chunks import new_id, read_chunks
+from gateway.translate.calls import Call, Calls
+from gateway.translate.chunks import DialectWriter, ReadChunk, new_id
 
 INVALID_JSON = "INVALID_JSON"
 """The member that holds a call's arguments which are not a JSON object, as Anthropic suggests for such cases.
@@ -38,7 +39,7 @@ _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "to
 _decode = msgspec.json.Decoder(chat.Completion).decode
 
 
-class MessagesWriter:
+class MessagesWriter(DialectWriter):
     """Writes one answer; it is a `gateway.api.door.Writer`.
 
     Args:
@@ -57,14 +58,6 @@ class MessagesWriter:
         self._began = False
         self._finish_reason: str | None = None
         self._stop_text: chat.Json = None
-
-    def feed(self, events: bytes) -> bytes:
-        return b"".join(event for chunk in read_chunks(events) for event in self._chunk(chunk))
-
-    def finish(self) -> bytes:
-        stop = self._stop(self._finish_reason, self._stop_text, called=self._stream.called)
-        ending = [encode_event(MessageDelta(delta=stop, usage=self._reply.usage)), encode_event(MessageStop())]
-        return b"".join([*self._begin(), *self._stream.end(), *ending])
 
     def whole(self, body: bytes) -> bytes:
         """
@@ -93,21 +86,28 @@ class MessagesWriter:
             self._began = True
             yield encode_event(MessageStart(message=self._reply))
 
-    def _chunk(self, chunk: chat.Chunk) -> Iterator[bytes]:
+    def _chunk(self, chunk: ReadChunk) -> Iterator[bytes]:
         if chunk.usage is not None:
             self._reply.usage = _usage(chunk.usage)
         yield from self._begin()
         for choice in chunk.choices:
-            delta = choice.delta
-            if delta.thought and self._thinking:
-                yield from self._stream.thought(delta.thought)
-            if text := delta.content or delta.refusal:
+            said = choice.said
+            if said.thought and self._thinking:
+                yield from self._stream.thought(said.thought)
+            if text := (said.content or "") + (said.refusal or ""):
                 yield from self._stream.text(text)
-            for part in delta.tool_calls or []:
+            for part in said.tool_calls or []:
                 yield from self._stream.call(part)
             self._finish_reason = choice.finish_reason or self._finish_reason
             if choice.stop_reason is not msgspec.UNSET:
                 self._stop_text = choice.stop_reason
+
+    def _end(self) -> Iterator[bytes]:
+        stop = self._stop(self._finish_reason, self._stop_text, called=self._stream.called)
+        yield from self._begin()
+        yield from self._stream.end()
+        yield encode_event(MessageDelta(delta=stop, usage=self._reply.usage))
+        yield encode_event(MessageStop())
 
     def _stop(self, finish_reason: str | None, stop_text: chat.Json, *, called: bool) -> Stop:
         if isinstance(stop_text, str) and stop_text in self._stops:
@@ -117,26 +117,12 @@ class MessagesWriter:
         return Stop(stop_reason=_STOPS.get(finish_reason or "stop", "end_turn"))
 
 
-class _Call(msgspec.Struct, eq=False, kw_only=True):
-    """A tool call that arrives in parts. `engine_index` and `engine_id` are how the engine names it in them."""
-
-    engine_index: int | None
-    engine_id: str | None
-    id: str
-    name: str
-    arguments: str = ""
+class _Called(msgspec.Struct, eq=False, kw_only=True):
+    call: Call
     block: int | None = None
     """The number of its block, once that has begun."""
     written: int = 0
-    """How many characters of the arguments are written."""
-
-    @property
-    def whole(self) -> bool:
-        try:
-            msgspec.json.decode(self.arguments)
-        except (msgspec.DecodeError, RecursionError):
-            return False
-        return True
+    """How many pieces of the arguments are written."""
 
 
 class _Blocks:
@@ -149,13 +135,14 @@ class _Blocks:
     def __init__(self) -> None:
         self._begun = 0
         self._open: type[Text | Thinking | ToolUse] | None = None
-        self._calls: list[_Call] = []
-        self._waiting: deque[_Call] = deque()
+        self._calls = Calls("toolu_")
+        self._called: list[_Called] = []
+        self._waiting: deque[_Called] = deque()
         """Calls that are not whole, or not written; the block of the first one is open, or is to be the next."""
 
     @property
     def called(self) -> bool:
-        return bool(self._calls)
+        return bool(self._called)
 
     def text(self, text: str) -> Iterator[bytes]:
         yield from self._continue(Text())
@@ -166,12 +153,14 @@ class _Blocks:
         yield self._delta(self._begun - 1, ThinkingDelta(thinking=text))
 
     def call(self, part: chat.ToolCall) -> Iterator[bytes]:
-        call = self._call_of(part)
-        arguments = part.function.arguments
-        if arguments:
-            call.arguments += chat.arguments_text(arguments)
-            if call not in self._waiting:
-                self._waiting.append(call)
+        call, piece = self._calls.take(part)
+        one = next((one for one in self._called if one.call is call), None)
+        if one is None:
+            one = _Called(call=call)
+            self._called.append(one)
+            self._waiting.append(one)
+        elif piece and one not in self._waiting:
+            self._waiting.append(one)
         yield from self._write_calls()
 
     def end(self) -> Iterator[bytes]:
@@ -204,40 +193,16 @@ class _Blocks:
         A call that waits alone is not looked at, as long arguments would be parsed again for each of their parts.
         """
         while self._waiting:
-            call = self._waiting[0]
-            if call.block is None:
-                call.block = self._begun
-                yield from self._start(ToolUse(id=call.id, name=call.name, input={}))
-            if unwritten := call.arguments[call.written :]:
-                call.written = len(call.arguments)
-                yield self._delta(call.block, InputDelta(partial_json=unwritten))
-            if not all_of_them and (len(self._waiting) == 1 or not call.whole):
+            one = self._waiting[0]
+            if one.block is None:
+                one.block = self._begun
+                yield from self._start(ToolUse(id=one.call.id, name=one.call.name, input={}))
+            if unwritten := "".join(one.call.pieces[one.written :]):
+                one.written = len(one.call.pieces)
+                yield self._delta(one.block, InputDelta(partial_json=unwritten))
+            if not all_of_them and (len(self._waiting) == 1 or not one.call.whole):
                 return
             self._waiting.popleft()
-
-    def _call_of(self, part: chat.ToolCall) -> _Call:
-        """The call that `part` belongs to, which is a new one where its id or its index say so.
-
-        Engines give the same index to all calls, or none, or the same id, or an empty one; or they repeat the name.
-        """
-        call = next((call for call in reversed(self._calls) if _belongs(part, call)), None)
-        if call is None:
-            taken = {call.id for call in self._calls}
-            call_id = part.id if part.id and part.id not in taken else new_id("toolu_")
-            name = part.function.name or ""
-            call = _Call(engine_index=part.index, engine_id=part.id or None, id=call_id, name=name)
-            self._calls.append(call)
-            self._waiting.append(call)
-        return call
-
-
-def _belongs(part: chat.ToolCall, call: _Call) -> bool:
-    if part.index is not None and part.index != call.engine_index:
-        return False
-    if part.id:
-        return part.id == call.engine_id
-    name = part.function.name
-    return not name or (name == call.name and not call.whole)
 
 
 def _content(message: chat.Message, thinking: bool) -> Iterator[Text | Thinking | ToolUse]:

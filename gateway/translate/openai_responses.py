@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.errors import EngineFailed
 from gateway.translate import chat
-from gateway.translate.chunks import new_id, read_chunks
+from gateway.translate.chunks import DialectWriter, ReadChunk, new_id
 from gateway.translate.openai_responses_items import Items
 from gateway.translate.responses import (
     Event,
@@ -51,7 +51,7 @@ def start_response(request: ResponsesRequest) -> Response:
     )
 
 
-class ResponsesWriter:
+class ResponsesWriter(DialectWriter):
     """Writes one answer; it is a `gateway.api.door.Writer`.
 
     Args:
@@ -66,12 +66,6 @@ class ResponsesWriter:
         self._items = Items(response.output)
         self._began = False
         self._finish_reason: str | None = None
-
-    def feed(self, events: bytes) -> bytes:
-        return b"".join(map(self._write, self._chunks(events)))
-
-    def finish(self) -> bytes:
-        return b"".join(map(self._write, self._end()))
 
     def whole(self, body: bytes) -> bytes:
         """
@@ -96,6 +90,12 @@ class ResponsesWriter:
         self._conclude(choice.finish_reason, completion.usage)
         return msgspec.json.encode(self._response)
 
+    def _chunk(self, chunk: ReadChunk) -> Iterator[bytes]:
+        return map(self._write, self._events_of(chunk))
+
+    def _end(self) -> Iterator[bytes]:
+        return map(self._write, self._last_events())
+
     def _write(self, event: Event) -> bytes:
         event.sequence_number = self._events
         self._events += 1
@@ -107,17 +107,16 @@ class ResponsesWriter:
             yield ResponseEvent(type="response.created", response=self._response)
             yield ResponseEvent(type="response.in_progress", response=self._response)
 
-    def _chunks(self, events: bytes) -> Iterator[Event]:
-        for chunk in read_chunks(events):
-            yield from self._begin()
-            self._response.usage = _usage(chunk.usage) or self._response.usage
-            for choice in chunk.choices:
-                delta = choice.delta
-                text = delta.content or delta.refusal or ""
-                yield from self._items.take(delta.thought or "", text, delta.tool_calls or [])
-                self._finish_reason = choice.finish_reason or self._finish_reason
+    def _events_of(self, chunk: ReadChunk) -> Iterator[Event]:
+        yield from self._begin()
+        self._response.usage = _usage(chunk.usage) or self._response.usage
+        for choice in chunk.choices:
+            said = choice.said
+            text = (said.content or "") + (said.refusal or "")
+            yield from self._items.take(said.thought or "", text, said.tool_calls or [])
+            self._finish_reason = choice.finish_reason or self._finish_reason
 
-    def _end(self) -> Iterator[Event]:
+    def _last_events(self) -> Iterator[Event]:
         yield from self._begin()
         yield from self._items.end(cut_short=self._finish_reason in _CUT_SHORT)
         self._conclude(self._finish_reason, None)

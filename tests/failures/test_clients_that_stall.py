@@ -73,9 +73,10 @@ async def test_the_engine_goes_on_when_the_client_does() -> None:
 
 
 async def test_one_that_pauses_and_reads_on_is_not_let_go() -> None:
-    async with stuck(FLOOD, stall=STALL, receive_buffer=None) as (engine, sluice, client):
-        for _ in range(8):
-            await asyncio.sleep(STALL / 2)
+    patience = 4.0
+    async with stuck(FLOOD, stall=patience, receive_buffer=None) as (engine, sluice, client):
+        for _ in range(6):
+            await asyncio.sleep(patience / 4)
             size = 0
             while size < 4_000_000:
                 size += len(await client.read())
