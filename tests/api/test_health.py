@@ -118,7 +118,7 @@ class TestWhatProbesFind:
     async def test_states(self, kind: str, probes: dict[str, bytes], state: str, reason: str) -> None:
         async with (
             ScriptedEngine([OK], probes=probes) as engine,
-            gateway(engine.url, kind=kind, probe={"interval": 0.1, "timeout": 0.2}) as sluice,
+            gateway(engine.url, kind=kind, probe={"interval": 0.1, "timeout": 1.5}) as sluice,
         ):
             found = await state_of(sluice)
             assert found[0] == state

@@ -197,11 +197,15 @@ class TestErrors:
             (CHAT, {"messages": ASK["messages"]}, 400, "missing required field `model`"),
             (CHAT, ASK | {"options": {"temprature": 1}}, 400, "unknown field `temprature`"),
             (CHAT, ASK | {"options": {"num_ctx": 4097}}, 400, "4097 tokens are more than the 4096"),
+            *(
+                (path, b'{"model":"m","options":{"stop":"a"},"odd":' + b"[" * 100_000, 400, "nested too deeply")
+                for path in (CHAT, GENERATE, EMBED, "/api/embeddings", "/api/show")
+            ),
             (CHAT, b'{"model":"m","messages":[],"format":' + b"[" * 5000, 400, "nested too deeply"),
             (GENERATE, {"model": "m", "prompt": "a", "context": [1]}, 400, "`context`"),
             (EMBED, {"model": "m"}, 400, "missing required field `input`"),
         ],
-        ids=range(8),
+        ids=range(13),
     )
     async def test_requests_that_no_engine_sees(self, path: str, body: object, status: int, message: str) -> None:
         async with ScriptedEngine(probes=MODELS_OF_4096) as engine, gateway(engine.url) as sluice:
@@ -248,7 +252,7 @@ class TestErrors:
                 "engine_failed",
             ),
             (
-                [0.05, chunk(data({"choices": [{"delta": {"content": []}}]}) + FIN("stop") + DONE), LAST_CHUNK],
+                [0.05, chunk(data({"choices": [{"delta": {"content": 5}}]}) + FIN("stop") + DONE), LAST_CHUNK],
                 "The engine's answer is not in OpenAI's form and cannot be translated.",
                 "engine_failed",
             ),

@@ -134,6 +134,11 @@ class TestChatRequests:
         with pytest.raises(InvalidRequest):
             parse(Chat, body)
 
+    @pytest.mark.parametrize("member", ["format", "odd"])
+    def test_bodies_that_are_nested_too_deeply(self, member: str) -> None:
+        with pytest.raises(InvalidRequest, match="nested too deeply"):
+            parse(Chat, b'{"model":"m","%b":' % member.encode() + b"[" * 100_000)
+
 
 class TestMessages:
     def test_images_become_data_urls(self) -> None:

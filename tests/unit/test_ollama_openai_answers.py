@@ -109,7 +109,7 @@ class TestChatStreams:
 
     def test_an_event_of_another_form_is_no_gap_that_nobody_sees(self) -> None:
         writer = ChatWriter("m")
-        assert writer.feed(data(envelope({"delta": {"content": ["a"]}})) + T("b")) == b""
+        assert writer.feed(data(envelope({"delta": {"content": 5}})) + T("b")) == b""
         assert writer.feed(T("c")) == b""
         with pytest.raises(EngineFailed, match="cannot be translated"):
             writer.finish()

@@ -238,7 +238,9 @@ class TestBodies:
         assert response.json() == {"a": 1}
 
 
-@pytest.mark.parametrize("recorded", [one for one in recordings() if one.reply.complete], ids=str)
+@pytest.mark.parametrize(
+    "recorded", [one for one in recordings() if one.reply.complete and one.method != "HEAD"], ids=str
+)
 async def test_what_real_engines_send(transport: Transport, recorded: Recording) -> None:
     async with ScriptedEngine(recorded.script()) as engine:
         got = await fetch(transport, engine.url)
