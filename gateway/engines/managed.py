@@ -81,6 +81,17 @@ def free_port() -> int:
         return port
 
 
+def _require_free(port: int) -> None:
+    """A stranger on the port would be taken for the engine, and answer under its name.
+
+    Raises ManagedError if something listens there.
+    """
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise ManagedError(f"port {port} is taken by another program ({os.strerror(error.errno or 0)})") from error
+
+
 class ManagedEngine:
     """One llama.cpp server in a child process, serving its model under the name `alias`.
 
@@ -123,6 +134,7 @@ class ManagedEngine:
         """Starts the server and stays until it has ended. Returns why it ended, or could not be started."""
         self._tail = b""
         try:
+            _require_free(self.port)
             process, lifeline = await _start(self._command())
         except (ManagedError, OSError) as error:
             return f"cannot be started: {error}"

@@ -38,6 +38,8 @@ async def watch(backend: Backend) -> None:
 
 async def check(backend: Backend, misses: int = 0) -> tuple[Health, int]:
     """Probes once; `misses` is how many probes before this one went unanswered."""
+    if backend.process is not None and backend.process.pid is None:  # whoever answers there is not ours
+        return backend.absent(), 0
     asked_at = time.perf_counter()
     limit = backend.config.probe.timeout
     try:

