@@ -23,9 +23,8 @@ class VllmEngine(OpenAIEngine):
 
     def call(self, request: InferenceRequest, model: str) -> Call:
         """As for any engine, but for the one field that vLLM has another name for."""
-        call = super().call(request, model)
         if b'"repeat_penalty"' not in request.body:
-            return call
+            return super().call(request, model)
         members = msgspec.json.decode(request.body_for(model), type=dict[str, msgspec.Raw])
         if "repeat_penalty" in members:
             members.setdefault("repetition_penalty", members.pop("repeat_penalty"))

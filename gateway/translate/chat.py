@@ -221,6 +221,13 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _KNOWN = frozenset(ChatRequest.__struct_fields__)
 
 
+def invalid_type(exc: msgspec.ValidationError) -> InvalidRequest:
+    """The error for a field whose type cannot be translated."""
+    text, _, where = str(exc).partition(" - at `$.")
+    param = where.rstrip("`") or None
+    return InvalidRequest(f"`{param or 'body'}`: {text}.", param=param, code="invalid_type")
+
+
 def parse_chat(body: bytes) -> ChatRequest:
     """
     Raises:
@@ -229,9 +236,7 @@ def parse_chat(body: bytes) -> ChatRequest:
     try:
         return _decode_request(body)
     except msgspec.ValidationError as exc:
-        text, _, where = str(exc).partition(" - at `$.")
-        param = where.rstrip("`") or None
-        raise InvalidRequest(f"`{param or 'body'}`: {text}.", param=param, code="invalid_type") from None
+        raise invalid_type(exc) from None
 
 
 def unknown_fields(body: bytes) -> list[str]:

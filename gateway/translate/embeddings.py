@@ -71,11 +71,16 @@ class EmbeddingsWriter:
                 item["embedding"] = msgspec.Raw(_encode(numbers))
             return self._form == "float"
         if self._form == "base64":
-            item["embedding"] = msgspec.Raw(_encode(_pack(vector)))
+            item["embedding"] = msgspec.Raw(_encode(pack(vector)))
         return self._form == "base64"
 
 
-def _pack(numbers: list[float]) -> str:
+def pack(numbers: list[float]) -> str:
+    """Base64 of little-endian float32, as OpenAI has vectors.
+
+    Raises:
+        OverflowError: a number is beyond float32.
+    """
     return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
 
 

@@ -24,6 +24,7 @@ from gateway.translate.chat import (
     Tool,
     ToolCall,
     arguments_text,
+    invalid_type,
 )
 from gateway.translate.texts import CompletionRequest, EmbeddingRequest
 
@@ -231,9 +232,7 @@ def parse(kind: type[_Any], body: bytes) -> _Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as exc:
-        text, _, where = str(exc).partition(" - at `$.")
-        param = where.rstrip("`") or None
-        raise InvalidRequest(f"`{param or 'body'}`: {text}.", param=param, code="invalid_type") from None
+        raise invalid_type(exc) from None
     except msgspec.DecodeError as exc:
         raise InvalidRequest(f"The request body is not valid JSON: {exc}.", code="invalid_json") from None
     except RecursionError:

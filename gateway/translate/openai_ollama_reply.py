@@ -1,7 +1,5 @@
 """Answers of Ollama's native API as OpenAI's: lines of JSON as the events of a stream, and answers in one piece."""
 
-import base64
-import struct
 import time
 from typing import Protocol
 
@@ -20,6 +18,7 @@ from gateway.translate.chat import (
     make_usage,
 )
 from gateway.translate.chunks import DONE, ChunkWriter, error_event, new_id
+from gateway.translate.embeddings import pack
 from gateway.translate.ndjson import LineSplitter
 from gateway.translate.ollama import Line
 from gateway.translate.texts import Embedding, EmbeddingList, EmbeddingUsage, TextWriter
@@ -283,7 +282,7 @@ class EmbeddingReader:
         if not self._as_base64:
             return vector
         try:
-            return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+            return pack(vector)
         except OverflowError:
             raise ValueError("a number beyond float32") from None
 

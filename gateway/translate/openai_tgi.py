@@ -22,6 +22,7 @@ from gateway.translate.chat import (
     Tool,
     ToolCall,
     arguments_text,
+    invalid_type,
 )
 from gateway.translate.chunks import new_id
 
@@ -150,9 +151,7 @@ def _typed(members: dict[str, Json], kind: type[_AnyFields]) -> _AnyFields:
     try:
         return msgspec.convert(members, kind)
     except msgspec.ValidationError as exc:
-        text, _, where = str(exc).partition(" - at `$.")
-        param = where.rstrip("`") or None
-        raise InvalidRequest(f"`{param or 'body'}`: {text}.", param=param, code="invalid_type") from None
+        raise invalid_type(exc) from None
 
 
 def _unsupported(param: str, text: str) -> InvalidRequest:

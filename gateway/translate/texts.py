@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.errors import InvalidRequest
-from gateway.translate.chat import StreamOptions, Timings, Usage
+from gateway.translate.chat import StreamOptions, Timings, Usage, invalid_type
 
 Json = Any
 """A JSON value that is carried and not looked into."""
@@ -75,9 +74,7 @@ def _parse(decode: Callable[[bytes], R], body: bytes) -> R:
     try:
         return decode(body)
     except msgspec.ValidationError as exc:
-        text, _, where = str(exc).partition(" - at `$.")
-        param = where.rstrip("`") or None
-        raise InvalidRequest(f"`{param or 'body'}`: {text}.", param=param, code="invalid_type") from None
+        raise invalid_type(exc) from None
 
 
 _decode_completion = msgspec.json.Decoder(CompletionRequest).decode

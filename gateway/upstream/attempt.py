@@ -53,7 +53,6 @@ class Attempt:
 
     Args:
         model: the engine's own name of the model.
-        number: which try of the request this is, from 1.
     """
 
     def __init__(
@@ -63,10 +62,7 @@ class Attempt:
         request: InferenceRequest,
         guard: Guard,
         timeline: Timeline,
-        *,
-        number: int = 1,
     ) -> None:
-        self.number = number
         self._backend = backend
         self._guard = guard
         self._timeline = timeline
