@@ -14,7 +14,8 @@ from litestar.types import Receive as LitestarReceive
 from litestar.types import Scope as LitestarScope
 from litestar.types import Send as LitestarSend
 
-from gateway.api import ollama
+from gateway.api import anthropic, ollama
+from gateway.api.admin import list_engines
 from gateway.api.doors import DOORS, all_doors
 from gateway.api.errors import error_body, error_headers
 from gateway.api.health import live, ready
@@ -47,7 +48,7 @@ def create_app(config: Config, *, log: RequestLog | None = None) -> Litestar:
 
     endpoints = [_mount(InferenceHandler(door, config.server, keys, fleet, log)) for door in all_doors(fleet)]
     return Litestar(
-        [*endpoints, list_models, get_model, *ollama.ROUTES, live, ready],
+        [*endpoints, list_models, get_model, list_engines, *ollama.ROUTES, live, ready],
         lifespan=[engines_running],
         dependencies={"keys": _always(keys), "fleet": _always(fleet), "started_at": _always(int(time.time()))},
         exception_handlers={GatewayError: _gateway_error, HTTPException: _http_error, Exception: _unforeseen},
@@ -70,8 +71,15 @@ def _always(value: object) -> Provide:
 
 def _gateway_error(request: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-    body = ollama.error_body(error) if request.url.path.startswith("/api/") else error_body(error)
-    return Response(body, status_code=error.status, headers=headers, media_type="application/json")
+    return Response(
+        _error_body(request, error), status_code=error.status, headers=headers, media_type="application/json"
+    )
+
+
+def _error_body(request: Request[Any, Any, Any], error: GatewayError) -> bytes:
+    if request.url.path.startswith("/api/"):
+        return ollama.error_body(error)
+    return anthropic.error_body(error) if anthropic.VERSION in request.headers else error_body(error)
 
 
 def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:

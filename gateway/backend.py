@@ -6,7 +6,7 @@ from collections.abc import Callable
 import anyio
 
 from gateway.config import schema
-from gateway.engines.base import Engine, EngineModel, Health, State
+from gateway.engines.base import Engine, EngineModel, Health, Load, State
 from gateway.engines.managed import ManagedEngine
 from gateway.upstream.http import httpx
 from gateway.upstream.transport import NativeTransport
@@ -19,6 +19,7 @@ class Backend:
         process: the engine's process, if Sluice runs it.
         in_flight: requests that are with the engine now.
         last_used: the number of the latest request given to any engine, when it was this one's.
+        engine_load: how busy the engine says it is, from whomever its requests come, if it tells.
         progressed_at: when the engine last sent something for a request (`time.perf_counter`).
     """
 
@@ -32,6 +33,8 @@ class Backend:
         )
         self.client = httpx.AsyncClient(transport=self.transport, trust_env=False, timeout=config.probe.timeout)
         self.health = Health(State.STARTING)
+        self.engine_load: Load | None = None
+        self._load_times: dict[str, float] = {}
         self.in_flight = 0
         self.last_used = 0
         self.progressed_at = 0.0
@@ -62,6 +65,14 @@ class Backend:
         """What is known of the model that the engine calls `name`."""
         return next((model for model in self.health.models if model.name == name), EngineModel(name))
 
+    def learn_load_time(self, model: str, seconds: float) -> None:
+        """A request to `model`, by the engine's own name, had to wait until it was loaded."""
+        self._load_times[self.model(model).digest or model] = seconds
+
+    def load_time(self, model: str) -> float | None:
+        """Seconds that `model` took when it was last loaded for a request."""
+        return self._load_times.get(self.model(model).digest or model)
+
     def progressed(self) -> None:
         self.progressed_at = time.perf_counter()
 
@@ -69,7 +80,7 @@ class Backend:
         """Keeps the models of an engine that stopped answering, so that their names stay known."""
         before = self.health
         if health.state is not State.READY:
-            health = Health(health.state, health.reason, before.models, before.slots)
+            health = Health(health.state, health.reason, health.models or before.models, health.slots or before.slots)
         self.health = health
         if health != before:
             self.on_change()

@@ -51,12 +51,17 @@ class Route:
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """A name that clients may ask for. `context` is the largest context among its engines, in tokens."""
+    """A name that clients may ask for.
+
+    `context` is the largest context among its engines, in tokens, and `capabilities` are what at least one of them
+    can do with it; `None` where one does not tell.
+    """
 
     name: str
     engines: list[str]
     ready: bool
     context: int | None
+    capabilities: frozenset[str] | None
 
 
 class Lease:
@@ -207,12 +212,14 @@ def _own_name(backend: Backend, alias: str) -> str | None:
 
 
 def _card(name: str, routes: Sequence[Route]) -> ModelCard:
-    contexts = [context for route in routes if (context := route.backend.model(route.model).context) is not None]
+    models = [route.backend.model(route.model) for route in routes]
+    told = [model.capabilities for model in models if model.capabilities is not None]
     return ModelCard(
         name,
         [route.backend.name for route in routes],
         any(route.backend.ready for route in routes),
-        max(contexts, default=None),
+        max((model.context for model in models if model.context is not None), default=None),
+        frozenset().union(*told) if told and len(told) == len(models) else None,
     )
 
 

@@ -9,28 +9,34 @@ from gateway.errors import InvalidRequest
 
 
 class Endpoint(Enum):
-    """What an engine is asked for, by its path: OpenAI's, but for `COUNT_TOKENS`, which is Anthropic's."""
+    """What an engine is asked for, by its path: OpenAI's, but for `MESSAGES` and `COUNT_TOKENS`, Anthropic's."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
     EMBEDDINGS = "/v1/embeddings"
     RERANK = "/v1/rerank"
     TOKENIZE = "/tokenize"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
     COUNT_TOKENS = "/v1/messages/count_tokens"
 
 
 class _Fields(msgspec.Struct):
     model: str
     stream: bool | None = None
-    n: int | None = None
 
 
-class _ChatFields(_Fields, kw_only=True):
+class _MessagesFields(_Fields, kw_only=True):
     messages: list[msgspec.Raw]
+
+
+class _ChatFields(_MessagesFields, kw_only=True):
+    n: int | None = None
 
 
 class _CompletionFields(_Fields):
     prompt: msgspec.Raw = msgspec.Raw(b"")
+    n: int | None = None
 
 
 class _EmbeddingFields(_Fields, kw_only=True):
@@ -42,17 +48,15 @@ class _RerankFields(_Fields, kw_only=True):
     documents: list[msgspec.Raw]
 
 
-class _TokenizeFields(_Fields):
-    pass
-
-
 _decoders: dict[Endpoint, "msgspec.json.Decoder[_Fields]"] = {
     Endpoint.CHAT: msgspec.json.Decoder(_ChatFields),
     Endpoint.COMPLETIONS: msgspec.json.Decoder(_CompletionFields),
     Endpoint.EMBEDDINGS: msgspec.json.Decoder(_EmbeddingFields),
     Endpoint.RERANK: msgspec.json.Decoder(_RerankFields),
-    Endpoint.TOKENIZE: msgspec.json.Decoder(_TokenizeFields),
-    Endpoint.COUNT_TOKENS: msgspec.json.Decoder(_ChatFields),
+    Endpoint.TOKENIZE: msgspec.json.Decoder(_Fields),
+    Endpoint.RESPONSES: msgspec.json.Decoder(_Fields),
+    Endpoint.MESSAGES: msgspec.json.Decoder(_MessagesFields),
+    Endpoint.COUNT_TOKENS: msgspec.json.Decoder(_MessagesFields),
 }
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -107,14 +111,18 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
         raise _too_deep() from None
     if not fields.model:
         raise InvalidRequest("`model` is empty: name a model, see GET /v1/models.", param="model")
-    if isinstance(fields, _ChatFields) and not fields.messages:
+    if isinstance(fields, _MessagesFields) and not fields.messages:
         raise InvalidRequest("`messages` is empty: send at least one message.", param="messages")
+    return InferenceRequest(endpoint, body, fields.model, bool(fields.stream), _choices(fields))
+
+
+def _choices(fields: _Fields) -> int:
+    if not isinstance(fields, _ChatFields | _CompletionFields):
+        return 1
     if fields.n is not None and fields.n < 1:
         raise InvalidRequest("`n` must be at least 1.", param="n")
-    choices = fields.n or 1
-    if isinstance(fields, _CompletionFields):
-        choices *= _prompts(fields.prompt)
-    return InferenceRequest(endpoint, body, fields.model, bool(fields.stream), choices)
+    prompts = _prompts(fields.prompt) if isinstance(fields, _CompletionFields) else 1
+    return (fields.n or 1) * prompts
 
 
 def _prompts(prompt: msgspec.Raw) -> int:

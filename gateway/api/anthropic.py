@@ -1,6 +1,6 @@
 """Anthropic's Messages dialect: https://docs.anthropic.com/en/api/messages and .../messages-count-tokens.
 
-Answers are asked of engines in OpenAI's dialect, whatever they speak beside it.
+Requests go as they come to engines that speak it, and as chats in OpenAI's dialect to all others.
 """
 
 import msgspec
@@ -24,12 +24,20 @@ _TYPES = {
 """Types of errors by status, from https://docs.anthropic.com/en/api/errors."""
 
 
+VERSION = "anthropic-version"
+"""A header that Anthropic's clients send with every request."""
+
+
+def error_body(error: GatewayError) -> bytes:
+    """`{"type": "error", "error": {"type", "message"}}`, also for an engine's own errors."""
+    return msgspec.json.encode(_reply(error))
+
+
 class _AnthropicDoor:
     path: str
 
     def error_body(self, error: GatewayError) -> bytes:
-        """`{"type": "error", "error": {"type", "message"}}`, also for an engine's own errors."""
-        return msgspec.json.encode(_reply(error))
+        return error_body(error)
 
     def error_event(self, error: GatewayError) -> bytes:
         return encode_event(_reply(error))
@@ -41,14 +49,7 @@ class MessagesDoor(_AnthropicDoor):
     path = "/v1/messages"
 
     def read(self, body: bytes) -> Asked:
-        try:
-            parse_request(Endpoint.CHAT, body)  # it asks for `model` and `messages` too, and says best what is no JSON
-            request = parse_messages(body)
-            chat = msgspec.json.encode(to_chat(request))
-        except RecursionError:
-            raise InvalidRequest("The request body is nested too deeply.", code="invalid_json") from None
-        writer = MessagesWriter(request.model, stops=request.stop_sequences or (), thinking=request.shows_thinking)
-        return Asked(InferenceRequest(Endpoint.CHAT, chat, request.model, bool(request.stream), 1), writer)
+        return Asked(parse_request(Endpoint.MESSAGES, body), as_chat=lambda: _as_chat(body))
 
 
 class CountTokensDoor(_AnthropicDoor):
@@ -61,6 +62,16 @@ class CountTokensDoor(_AnthropicDoor):
 
 
 DOORS: list[Door] = [MessagesDoor(), CountTokensDoor()]
+
+
+def _as_chat(body: bytes) -> Asked:
+    try:
+        request = parse_messages(body)
+        chat = msgspec.json.encode(to_chat(request))
+    except RecursionError:
+        raise InvalidRequest("The request body is nested too deeply.", code="invalid_json") from None
+    writer = MessagesWriter(request.model, stops=request.stop_sequences or (), thinking=request.shows_thinking)
+    return Asked(InferenceRequest(Endpoint.CHAT, chat, request.model, bool(request.stream), 1), writer)
 
 
 def _reply(error: GatewayError) -> ErrorReply:

@@ -1,5 +1,6 @@
 """What a front door is: one path of one dialect. A new dialect is one file with its doors, and an entry in `DOORS`."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from gateway.errors import GatewayError
@@ -23,10 +24,16 @@ class Writer(Protocol):
 
 
 class Asked(NamedTuple):
-    """A request as engines are given it, and the writer of its answer where the client speaks another dialect."""
+    """A request as engines are given it, and the writer of its answer where the client speaks another dialect.
+
+    `as_chat` makes the same request for engines that do not have its endpoint, and raises what `Door.read` does.
+    `failed` takes the place of `Door.error_event` where that depends on what was written before.
+    """
 
     request: InferenceRequest
     writer: Writer | None = None
+    as_chat: "Callable[[], Asked] | None" = None
+    failed: Callable[[GatewayError], bytes] | None = None
 
 
 class Door(Protocol):

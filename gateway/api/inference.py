@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 import anyio
 
@@ -62,6 +63,7 @@ class _Call:
         self.guard = Guard()
         self.timeline = Timeline()
         self.key: str | None = None
+        self.error_event: Callable[[GatewayError], bytes] = handler.door.error_event
         self.request: InferenceRequest | None = None
         self.route: Route | None = None
         self.stream: StreamRelay | None = None
@@ -90,6 +92,7 @@ class _Call:
             elif error is not None:
                 await self._fail(error)
         finally:
+            self._learn()
             self._record(error)
 
     async def _serve(self) -> None:
@@ -100,14 +103,17 @@ class _Call:
             )
         self.key = self.handler.keys.check(exchange.raw_headers)
         body = await exchange.read_body(guard, server.max_body_bytes, server.body_timeout)
-        self.request, writer = self.handler.door.read(body)
-        request = self.request
+        asked = self.handler.door.read(body)
+        self.request = asked.request
         async with exchange.watch(guard):
-            with self.handler.fleet.lease(request.model) as route:
+            with self.handler.fleet.lease(asked.request.model) as route:
                 self.route = route
                 self.timeline.routed = time.perf_counter()
-                async with Attempt(route.backend, route.model, request, guard, self.timeline) as answer:
-                    await self._relay(answer, request, writer)
+                if asked.as_chat is not None and asked.request.endpoint not in route.backend.engine.serves:
+                    asked = asked.as_chat()
+                    self.error_event = asked.failed or self.error_event
+                async with Attempt(route.backend, route.model, asked.request, guard, self.timeline) as answer:
+                    await self._relay(answer, asked.request, asked.writer)
 
     async def _relay(self, answer: Answer, request: InferenceRequest, writer: Writer | None) -> None:
         server = self.handler.server
@@ -175,13 +181,18 @@ class _Call:
             return
         with anyio.move_on_after(0 if error.code == "client_stalled" else _LAST_WORD) as scope:
             if exchange.started:
-                await exchange.finish(self.handler.door.error_event(error))
+                await exchange.finish(self.error_event(error))
             else:
                 allow = [(b"allow", b"POST")] if error.status == 405 else []
                 headers = [*error_headers(error), *self._engine_headers(), *allow]
                 await exchange.reply(error.status, headers, self.handler.door.error_body(error))
         if scope.cancelled_caught:
             exchange.abort()
+
+    def _learn(self) -> None:
+        route, load = self.route, self.timeline.report.load
+        if route is not None and load is not None:
+            route.backend.learn_load_time(route.model, load)
 
     def _record(self, error: GatewayError | None) -> None:
         exchange, timeline, request = self.exchange, self.timeline, self.request
@@ -219,6 +230,8 @@ class _Call:
                 prompt_tokens=report.prompt_tokens,
                 completion_tokens=report.completion_tokens,
                 cached_tokens=report.cached_tokens,
+                engine_queue=timeline.engine_queue,
+                engine_load=report.load,
                 engine_prefill=report.prefill,
                 engine_decode=report.decode,
             )

@@ -1,13 +1,15 @@
-"""`GET /v1/models`: the names that clients may ask for."""
+"""`GET /v1/models`: the names that clients may ask for, in OpenAI's form, or in Anthropic's for its own clients."""
 
-from typing import TypeAlias
+from datetime import UTC, datetime
+from typing import Annotated, TypeAlias
 
 import msgspec
 from litestar import Request, get
 from litestar.datastructures import State
 from litestar.di import NamedDependency
-from litestar.params import FromPath
+from litestar.params import FromPath, FromQuery, Parameter
 
+from gateway.api import anthropic
 from gateway.auth import Keys
 from gateway.fleet import Fleet, ModelCard
 
@@ -49,17 +51,58 @@ def _model(card: ModelCard, created: int) -> Model:
     )
 
 
+class AnthropicModel(msgspec.Struct, tag_field="type", tag="model", kw_only=True):
+    """Source: https://docs.anthropic.com/en/api/models-list."""
+
+    id: str
+    display_name: str
+    created_at: datetime
+
+
+class AnthropicModelList(msgspec.Struct):
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def _anthropic_model(card: ModelCard, created: int) -> AnthropicModel:
+    return AnthropicModel(id=card.name, display_name=card.name, created_at=datetime.fromtimestamp(created, UTC))
+
+
+def _anthropic_page(
+    models: list[AnthropicModel], limit: int, after_id: str | None, before_id: str | None
+) -> AnthropicModelList:
+    """At most `limit` models: those after one that is named, or the last before one."""
+    at = {model.id: number for number, model in enumerate(models)}
+    rest = models[at.get(after_id or "", -1) + 1 : at.get(before_id or "", len(models))]
+    page = rest[-limit:] if before_id in at else rest[:limit]
+    return AnthropicModelList(page, len(rest) > limit, page[0].id if page else None, page[-1].id if page else None)
+
+
 @get("/v1/models")
-async def list_models(request: AnyRequest, keys: Keys_, fleet: Fleet_, started_at: StartedAt) -> ModelList:
-    """Every model, those of engines that are down included."""
+async def list_models(
+    request: AnyRequest,
+    keys: Keys_,
+    fleet: Fleet_,
+    started_at: StartedAt,
+    limit: FromQuery[Annotated[int, Parameter(ge=1, le=1000)]] = 1000,
+    after_id: FromQuery[str | None] = None,
+    before_id: FromQuery[str | None] = None,
+) -> ModelList | AnthropicModelList:
+    """Every model, those of engines that are down included. `limit` and both ids are Anthropic's."""
     keys.check(request.scope["headers"])
-    return ModelList([_model(card, started_at) for card in fleet.models()])
+    cards = fleet.models()
+    if anthropic.VERSION in request.headers:
+        return _anthropic_page([_anthropic_model(card, started_at) for card in cards], limit, after_id, before_id)
+    return ModelList([_model(card, started_at) for card in cards])
 
 
 @get("/v1/models/{name:path}")
 async def get_model(
     request: AnyRequest, keys: Keys_, fleet: Fleet_, started_at: StartedAt, name: FromPath[str]
-) -> Model:
+) -> Model | AnthropicModel:
     """One model; its name may hold slashes."""
     keys.check(request.scope["headers"])
-    return _model(fleet.model(name.removeprefix("/")), started_at)
+    card = fleet.model(name.removeprefix("/"))
+    return _anthropic_model(card, started_at) if anthropic.VERSION in request.headers else _model(card, started_at)

@@ -22,7 +22,7 @@ from gateway.translate.ollama_openai_answers import ChatWriter, EmbeddingsWriter
 API_VERSION = "0.33.0"
 """The version of Ollama whose API this is: programs compare it with the one that they need."""
 CAPABILITIES = ["completion", "tools"]
-"""Claimed of every model, as Sluice cannot know: programs hide models without them. An engine says no for itself."""
+"""Claimed of a model whose engine does not tell: programs hide models without them. An engine says no for itself."""
 _NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 
 
@@ -199,6 +199,10 @@ def _details(card: ModelCard) -> _Details:
     return _Details(context_length=_known(card.context))
 
 
+def _capabilities(card: ModelCard) -> list[str]:
+    return CAPABILITIES if card.capabilities is None else sorted(card.capabilities)
+
+
 def _known(number: int | None) -> int | msgspec.UnsetType:
     return msgspec.UNSET if number is None else number
 
@@ -236,7 +240,7 @@ async def tags(request: AnyRequest, keys: Keys_, fleet: Fleet_, started_at: Star
                 modified_at=_time(started_at),
                 digest=_digest(card),
                 details=_details(card),
-                capabilities=CAPABILITIES,
+                capabilities=_capabilities(card),
             )
             for card in fleet.models()
         ]
@@ -272,7 +276,8 @@ async def show(request: AnyRequest, keys: Keys_, fleet: Fleet_, started_at: Star
     info: dict[str, Any] = {"general.architecture": "sluice"}
     if card.context is not None:
         info["sluice.context_length"] = card.context
-    return _Shown(details=_details(card), model_info=info, capabilities=CAPABILITIES, modified_at=_time(started_at))
+    can = _capabilities(card)
+    return _Shown(details=_details(card), model_info=info, capabilities=can, modified_at=_time(started_at))
 
 
 @route(

@@ -1,6 +1,6 @@
 """OpenAI's Responses dialect: https://platform.openai.com/docs/api-reference/responses.
 
-Answers are asked of engines as chats, whatever they speak beside that. Nothing is kept.
+Requests go as they come to engines that have it, and as chats to all others. Sluice itself keeps nothing.
 """
 
 import msgspec
@@ -28,6 +28,7 @@ class _ErrorEvent(msgspec.Struct, tag_field="type", tag="error"):
     param: str | None
     code: str
     error: _Error
+    sequence_number: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ResponsesDoor:
@@ -36,23 +37,34 @@ class ResponsesDoor:
     path = "/v1/responses"
 
     def read(self, body: bytes) -> Asked:
-        try:
-            parse_request(Endpoint.TOKENIZE, body)  # it asks for no more than a model, and says best what is no JSON
-            request = parse_responses(body)
-            chat = msgspec.json.encode(to_chat(request))
-        except RecursionError:
-            raise InvalidRequest("The request body is nested too deeply.", code="invalid_json") from None
-        writer = ResponsesWriter(start_response(request))
-        return Asked(InferenceRequest(Endpoint.CHAT, chat, request.model, bool(request.stream), 1), writer)
+        return Asked(parse_request(Endpoint.RESPONSES, body), as_chat=lambda: _as_chat(body))
 
     def error_body(self, error: GatewayError) -> bytes:
         return error_body(error)
 
     def error_event(self, error: GatewayError) -> bytes:
-        """An `error`, after which neither `response.completed` nor anything else comes."""
-        told = _Error(error.message, error.kind, error.param, error.code)
-        event = _ErrorEvent(error.message, error.param, error.code, told)
-        return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
+        return _error_event(error)
+
+
+def _error_event(error: GatewayError, number: int | msgspec.UnsetType = msgspec.UNSET) -> bytes:
+    """An `error`, after which neither `response.completed` nor anything else comes."""
+    told = _Error(error.message, error.kind, error.param, error.code)
+    event = _ErrorEvent(error.message, error.param, error.code, told, number)
+    return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def _as_chat(body: bytes) -> Asked:
+    try:
+        request = parse_responses(body)
+        chat = msgspec.json.encode(to_chat(request))
+    except RecursionError:
+        raise InvalidRequest("The request body is nested too deeply.", code="invalid_json") from None
+    writer = ResponsesWriter(start_response(request))
+    return Asked(
+        InferenceRequest(Endpoint.CHAT, chat, request.model, bool(request.stream), 1),
+        writer,
+        failed=lambda error: _error_event(error, writer.next_number()),
+    )
 
 
 DOORS: list[Door] = [ResponsesDoor()]

@@ -12,6 +12,7 @@ from gateway.config.values import shown
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
+_SPEAKING = frozenset({"llamacpp", "openai", "vllm"})
 _OWN_HEADERS = frozenset({"connection", "content-length", "host", "transfer-encoding"})
 _HOST = re.compile(r"[A-Za-z0-9._-]+")
 _UNFIT_TO_SEND = "cannot be sent in a header: only ASCII letters, digits, marks, and spaces between them can"
@@ -37,6 +38,9 @@ class Checks:
             self._add((*path, "managed"), "only an engine of kind `llamacpp` can be managed")
         if engine.url is not None and (wrong := _wrong_with_url(engine.url)):
             self._add((*path, "url"), wrong)
+        if engine.speaks and engine.kind not in _SPEAKING:
+            at = (*path, "speaks")
+            self._add(at, f"an engine of kind {self._shown((*path, 'kind'))} gets every request through its own API")
         if engine.api_key is not None:
             self._credential(engine.api_key, (*path, "api_key"))
         self._headers(engine.headers, (*path, "headers"))

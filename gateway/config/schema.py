@@ -82,6 +82,9 @@ class Engine(_Section, frozen=True):
     """Context length in tokens to use. Ollama is told it with each request, so that it neither cuts nor reloads."""
     keep_alive: str | None = None
     """How long Ollama keeps a model loaded after a request, such as `10m` or `-1`."""
+    speaks: list[Literal["messages", "responses"]] | None = None
+    """Dialects beside OpenAI's chats in which it gets requests as they come: Anthropic's messages, OpenAI's responses.
+    Not set: vLLM is asked which it has, and all others get chats."""
     api_key: str | None = None
     headers: dict[str, str] = {}
     transport: Literal["native", "httpx"] = "native"

@@ -14,6 +14,12 @@ from gateway.request import Endpoint, InferenceRequest
 from gateway.upstream.http import httpx
 from gateway.upstream.refusal import read_refusal
 
+SPOKEN = {
+    "messages": frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS}),
+    "responses": frozenset({Endpoint.RESPONSES}),
+}
+"""The endpoints that `speaks` in the config stands for."""
+
 
 class State(enum.Enum):
     """Whether an engine can take requests."""
@@ -30,7 +36,8 @@ class EngineModel(msgspec.Struct, frozen=True):
     """A model that an engine serves, under the engine's own name; `context` is in tokens.
 
     `digest` stands for the model's exact bytes, `quantization` is such as `Q4_K_M`, `version` is the engine's own, and
-    `loaded` says whether it is in memory. `None` is what the engine does not tell.
+    `loaded` says whether it is in memory. `capabilities` are Ollama's words: `completion`, `tools`, `vision`,
+    `thinking`, `embedding`, `insert`, and `audio`. `None` is what the engine does not tell.
     """
 
     name: str
@@ -39,6 +46,7 @@ class EngineModel(msgspec.Struct, frozen=True):
     quantization: str | None = None
     version: str | None = None
     loaded: bool | None = None
+    capabilities: frozenset[str] | None = None
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -53,6 +61,39 @@ class Health(msgspec.Struct, frozen=True):
     slots: int | None = None
 
 
+class Load(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How busy an engine says it is. `None` is what it does not tell.
+
+    `running` and `waiting` count requests, from whomever they came. `kv_usage` is the share of its KV cache that is
+    taken, from 0 to 1, and `kv_tokens` how many tokens that holds in all. `prefix_queries` and `prefix_hits` count the
+    prompt tokens looked for in that cache since the engine started, and those found.
+    """
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    kv_tokens: int | None = None
+    prefix_queries: int | None = None
+    prefix_hits: int | None = None
+
+
+class Ability(enum.Enum):
+    """What an engine can do beyond answering, by the field or interface with which it is asked for."""
+
+    CONTINUE = "continue"
+    """Takes up an unfinished message of the assistant where it ends."""
+    PRIORITY = "priority"
+    """Orders its own queue by `priority`, if it was started to."""
+    CACHE_SALT = "cache_salt"
+    """Shares cached prefixes only among requests with the same `cache_salt`."""
+    CACHED_TOKENS = "cached_tokens"
+    """Tells how many tokens of a prompt it had cached."""
+    PREFILL_PROGRESS = "prefill_progress"
+    """Tells when it begins with a prompt, and how far it is."""
+    SLOT_FILES = "slot_files"
+    """Saves a slot's KV cache to a file and restores it, if it was started to."""
+
+
 class Engine:
     """An engine that speaks the OpenAI dialect at `url`. Subclasses say how it is probed.
 
@@ -63,11 +104,13 @@ class Engine:
     """
 
     kind: ClassVar[str]
-    serves: ClassVar[frozenset[Endpoint]] = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS})
+    serves: frozenset[Endpoint] = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS})
     """The endpoints it has. Whether a model can use one is for the engine to say."""
+    abilities: ClassVar[frozenset[Ability]] = frozenset()
 
     def __init__(self, url: str, config: schema.Engine) -> None:
         self.config = config
+        self.serves = self.serves | {endpoint for name in config.speaks or () for endpoint in SPOKEN[name]}
         base = url.rstrip("/")
         base = base.removesuffix("/v1").rstrip("/")
         self.base = httpx.URL(base)
@@ -125,6 +168,14 @@ class Engine:
             httpx.HTTPError: it could not be reached or did not answer in time.
         """
         raise NotImplementedError
+
+    async def read_load(self, client: httpx.AsyncClient) -> Load | None:  # noqa: ARG002 - for subclasses
+        """How busy it says it is; `None` where it does not tell.
+
+        Raises:
+            httpx.HTTPError: it could not be reached or did not answer in time.
+        """
+        return None
 
     async def get(self, client: httpx.AsyncClient, path: str) -> httpx.Response:
         """A GET of the engine's `path` with its credentials."""

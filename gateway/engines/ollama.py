@@ -35,6 +35,7 @@ class _Listed(msgspec.Struct):
     name: str
     digest: str | None = None
     details: _Details = msgspec.field(default_factory=_Details)
+    capabilities: list[str] | None = None
 
 
 class _Tags(msgspec.Struct):
@@ -69,7 +70,7 @@ class OllamaEngine(Engine):
     """Probed by its lists of models and of loaded models, and its version. These load nothing, and always answer."""
 
     kind: ClassVar[str] = "ollama"
-    serves: ClassVar[frozenset[Endpoint]] = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS})
+    serves = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS})
 
     def __init__(self, url: str, config: schema.Engine) -> None:
         super().__init__(url, config)
@@ -153,6 +154,7 @@ class OllamaEngine(Engine):
             quantization=model.details.quantization_level,
             version=version,
             loaded=None if loaded is None else model.name in loaded,
+            capabilities=None if model.capabilities is None else frozenset(model.capabilities),
         )
         yield known
         if model.name.endswith(_LATEST):

@@ -8,7 +8,7 @@ import anyio
 import msgspec
 
 from gateway.backend import Backend
-from gateway.engines.base import Health, State
+from gateway.engines.base import Health, Load, State
 from gateway.engines.identity import broken_pin
 from gateway.upstream.http import httpx
 
@@ -30,10 +30,23 @@ async def watch(backend: Backend) -> None:
             reason = f": {health.reason}" if health.reason else ""
             _log.log(level, "engine %s is %s%s", backend.name, health.state.value, reason)
         backend.set_health(health)
+        backend.engine_load = await read_load(backend) if backend.ready else None
         backend.looked_at.set()
         interval = backend.config.probe.interval
         pause = interval if backend.ready else min(interval, _IMPATIENT)
         await backend.poked(pause * random.uniform(0.9, 1.1))  # noqa: S311 - nothing here is secret
+
+
+async def read_load(backend: Backend) -> Load | None:
+    """How busy the engine says it is. That it does not say, or says it too late, is no fault of its health."""
+    try:
+        with anyio.move_on_after(backend.config.probe.timeout):
+            return await backend.engine.read_load(backend.client)
+    except httpx.HTTPError:
+        pass
+    except Exception:  # noqa: BLE001 - whatever one engine sends, it is watched on
+        _log.exception("engine %s tells of its load what cannot be read", backend.name)
+    return None
 
 
 async def check(backend: Backend, misses: int = 0) -> tuple[Health, int]:

@@ -43,6 +43,10 @@ class RequestRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    engine_queue: float | None = None
+    """How long the engine let the request wait (llama.cpp's streams, TGI)."""
+    engine_load: float | None = None
+    """How long it took to load the model for this request (Ollama)."""
     engine_prefill: float | None = None
     engine_decode: float | None = None
 

@@ -14,6 +14,7 @@ class Timeline:
     routed: its body was read and an engine chosen.
     dispatched: the request was given to the engine's transport.
     first_frame: the first bytes of the reply's body came.
+    prefilling: the engine began to work on the prompt, if it tells; until then it let the request wait.
     first_output: the first text, reasoning or tool call came (for a reply in one piece: the reply).
     first_delivered: the first output had been handed to the client's connection.
     last_output: the latest output came.
@@ -27,6 +28,7 @@ class Timeline:
         "first_frame",
         "first_output",
         "last_output",
+        "prefilling",
         "received",
         "report",
         "routed",
@@ -39,6 +41,7 @@ class Timeline:
         self.routed: float | None = None
         self.dispatched: float | None = None
         self.first_frame: float | None = None
+        self.prefilling: float | None = None
         self.first_output: float | None = None
         self.first_delivered: float | None = None
         self.last_output: float | None = None
@@ -54,6 +57,14 @@ class Timeline:
         """Time to first token as the client has it: from the request's head to its first output, in seconds."""
         return self.since(self.first_output, self.received)
 
+    @property
+    def engine_queue(self) -> float | None:
+        """How long the engine let the request wait, in seconds: as it says, or as its first word on prefill shows."""
+        told = self.report.queue
+        if told is not None or self.prefilling is None or self.dispatched is None:
+            return told
+        return max(0.0, self.prefilling - self.dispatched)
+
     def server_timing(self) -> bytes:
         """The value of a `Server-Timing` header (milliseconds), with the phases known so far."""
         report = self.report
@@ -61,6 +72,8 @@ class Timeline:
             ("gateway", self.since(self.dispatched, self.received)),
             ("ttft", self.ttft),
             ("total", self.since(self.done, self.received)),
+            ("engine-queue", self.engine_queue),
+            ("engine-load", report.load),
             ("engine-prefill", report.prefill),
             ("engine-decode", report.decode),
         )

@@ -134,11 +134,17 @@ class Usage(_Part, kw_only=True):
     completion_tokens: int = msgspec.field(default_factory=int)
     total_tokens: int = msgspec.field(default_factory=int)
     prompt_tokens_details: dict[str, Json] | None = None
+    completion_tokens_details: dict[str, Json] | None = None
 
     @property
     def cached_tokens(self) -> int | None:
         cached = (self.prompt_tokens_details or {}).get("cached_tokens")
         return cached if isinstance(cached, int) else None
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        reasoning = (self.completion_tokens_details or {}).get("reasoning_tokens")
+        return reasoning if isinstance(reasoning, int) else None
 
 
 def make_usage(prompt: int, completion: int, cached: int | None = None) -> Usage:

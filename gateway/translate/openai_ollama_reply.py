@@ -1,6 +1,7 @@
 """Answers of Ollama's native API as OpenAI's: lines of JSON as the events of a stream, and answers in one piece."""
 
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -22,6 +23,7 @@ from gateway.translate.embeddings import pack
 from gateway.translate.ndjson import LineSplitter
 from gateway.translate.ollama import Line
 from gateway.translate.texts import Embedding, EmbeddingList, EmbeddingUsage, TextWriter
+from gateway.upstream.facts import EngineReport
 
 NDJSON = b"application/x-ndjson"
 
@@ -69,18 +71,21 @@ class _LineReader:
         usage: whether an event that counts tokens is part of it.
 
     Attributes:
-        load: seconds that the model took to load for this answer, the wait for that included; `None` where it was
-            loaded before, and until the answer's end.
+        report: from the answer's end on, how long the model took to load for it, the wait for that included, if it
+            was not loaded before.
     """
 
     content_type = NDJSON
 
     def __init__(self, ending: _Ending, *, usage: bool) -> None:
-        self.load: float | None = None
+        self.report = EngineReport()
         self._ending = ending
         self._usage = usage
         self._lines = LineSplitter(_MAX_LINE)
         self._over = False
+
+    def head(self, headers: Mapping[bytes, bytes]) -> None:
+        """Ollama's headers say nothing."""
 
     def feed(self, data: bytes) -> bytes:
         """The events of the lines that are complete now."""
@@ -114,7 +119,7 @@ class _LineReader:
 
     def _end(self, line: Line) -> bytes:
         self._over = True
-        self.load = _load(line)
+        self.report = EngineReport(load=_load(line))
         usage = _usage(line) if self._usage else None
         return (
             self._ending.finish(self._reason(line), _timings(line))
@@ -133,7 +138,7 @@ class _LineReader:
             raise ValueError("nested too deeply") from None
         if bytes(line.error) not in _NO_ERROR or not line.done:
             raise ValueError("not an answer")
-        self.load = _load(line)
+        self.report = EngineReport(load=_load(line))
         return line
 
     def _output(self, line: Line) -> bytes:
@@ -252,6 +257,10 @@ class EmbeddingReader:
         self._model = model
         self._count = count
         self._as_base64 = as_base64
+        self.report = EngineReport()
+
+    def head(self, headers: Mapping[bytes, bytes]) -> None:
+        """Ollama's headers say nothing."""
 
     def feed(self, data: bytes) -> bytes:
         """Embeddings do not stream."""

@@ -96,9 +96,13 @@ class ResponsesWriter(DialectWriter):
     def _end(self) -> Iterator[bytes]:
         return map(self._write, self._last_events())
 
-    def _write(self, event: Event) -> bytes:
-        event.sequence_number = self._events
+    def next_number(self) -> int:
+        """The `sequence_number` of one more event."""
         self._events += 1
+        return self._events - 1
+
+    def _write(self, event: Event) -> bytes:
+        event.sequence_number = self.next_number()
         return encode_event(event)
 
     def _begin(self) -> Iterator[Event]:
@@ -139,6 +143,6 @@ def _usage(usage: chat.Usage | None) -> Usage | None:
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputDetails(usage.cached_tokens or 0),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputDetails(),
+        output_tokens_details=OutputDetails(usage.reasoning_tokens or 0),
         total_tokens=usage.total_tokens or usage.prompt_tokens + usage.completion_tokens,
     )

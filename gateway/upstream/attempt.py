@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 
 from gateway.backend import Backend
-from gateway.engines.call import Reader
+from gateway.engines.call import Call
 from gateway.errors import EngineFailed, EngineTimeout, EngineUnreachable
 from gateway.guard import Guard
 from gateway.request import InferenceRequest
 from gateway.telemetry.timeline import Timeline
 from gateway.upstream.http import httpx
+from gateway.upstream.scan import Form, form_of
 
 _OUR_OWN_LACK = frozenset({errno.EMFILE, errno.ENFILE})
 """Errors of a connection attempt that say nothing about the engine."""
@@ -20,18 +21,21 @@ _DECODABLE = frozenset({b"gzip", b"deflate"})
 
 
 class Answer:
-    """A reply with status 200: its content type, and its body as chunks, decoded if the engine compressed it.
+    """A reply with status 200: its content type, its body as chunks, decoded if the engine compressed it, and how it
+    is read.
 
     Iterating `chunks` raises `httpx.RequestError`, which `broken` turns into our own.
     """
 
     def __init__(
-        self, backend: Backend, content_type: bytes, chunks: AsyncIterator[bytes], reader: Reader | None
+        self, backend: Backend, content_type: bytes, chunks: AsyncIterator[bytes], call: Call, form: Form
     ) -> None:
         self.backend = backend
         self.content_type = content_type
         self.chunks = chunks
-        self.reader = reader
+        self.reader = call.reader
+        self.hides_progress = call.hides_progress
+        self.form = form
 
     @property
     def streams(self) -> bool:
@@ -67,6 +71,7 @@ class Attempt:
         self._guard = guard
         self._timeline = timeline
         self._call = backend.engine.call(request, model)
+        self._form = form_of(request.endpoint)
         self._response: httpx.Response | None = None
 
     async def __aenter__(self) -> Answer:
@@ -88,7 +93,9 @@ class Attempt:
         except BaseException:
             await self._close()
             raise
-        return Answer(backend, headers.get(b"content-type", b""), chunks, self._call.reader)
+        if self._call.reader is not None:
+            self._call.reader.head(headers)
+        return Answer(backend, headers.get(b"content-type", b""), chunks, self._call, self._form)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

@@ -1,7 +1,5 @@
 """What an engine says of its own work: token counts and times, as found in OpenAI-shaped replies."""
 
-import json
-
 import msgspec
 
 NO_VALUE = msgspec.Raw(b"")
@@ -20,6 +18,14 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: _PromptDetails | None = None
 
 
+class Progress(msgspec.Struct):
+    """llama.cpp's `prompt_progress`: tokens of the prompt, and milliseconds since its slot began."""
+
+    total: int = 0
+    cache: int | None = None
+    time_ms: float = 0.0
+
+
 class _Timings(msgspec.Struct):
     """llama.cpp's `timings`: milliseconds, and tokens with the cached ones apart."""
 
@@ -33,7 +39,8 @@ class _Timings(msgspec.Struct):
 class EngineReport(msgspec.Struct, frozen=True):
     """Token counts, and times in seconds; `None` is what the engine did not say, never zero.
 
-    `prompt_tokens` counts the cached ones too.
+    `prompt_tokens` counts the cached ones too. `queue` is how long the engine let the request wait, and `load` how
+    long it took to load the model for it.
     """
 
     prompt_tokens: int | None = None
@@ -41,20 +48,21 @@ class EngineReport(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
     prefill: float | None = None
     decode: float | None = None
+    queue: float | None = None
+    load: float | None = None
+
+    def with_more(self, more: "EngineReport") -> "EngineReport":
+        """This report, with what only `more` says."""
+        if more == _NOTHING:
+            return self
+        return EngineReport(*(a if a is not None else b for a, b in zip(_members(self), _members(more), strict=True)))
 
 
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
+_members = msgspec.structs.astuple
+_NOTHING = EngineReport()
+_EMPTY = frozenset({b"", b"null", b'""', b"[]", b"{}"})
 
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    error: msgspec.Raw = NO_VALUE
-    usage: Usage | None = None
-    timings: msgspec.Raw = NO_VALUE
-
-
-_decode_completion = msgspec.json.Decoder(_Completion).decode
+_decode_progress = msgspec.json.Decoder(Progress).decode
 _decode_timings = msgspec.json.Decoder(_Timings).decode
 
 
@@ -74,27 +82,20 @@ def read_report(before: EngineReport, usage: Usage | None, timings: msgspec.Raw)
         completion = _known(usage.completion_tokens, completion)
         if usage.prompt_tokens_details is not None:
             cached = _known(usage.prompt_tokens_details.cached_tokens, cached)
-    return EngineReport(prompt, completion, cached, prefill, decode)
+    return EngineReport(prompt, completion, cached, prefill, decode, before.queue, before.load)
 
 
-def read_completion(body: bytes) -> EngineReport:
-    """The report inside a reply that came in one piece.
-
-    JSON of odd types, or with NaN, is an answer that tells nothing here.
-
-    Raises:
-        ValueError: `body` is not a JSON object, or is an error.
-    """
+def read_progress(raw: msgspec.Raw) -> Progress:
+    """What `prompt_progress` says; nothing where it has another form."""
     try:
-        reply = _decode_completion(body)
+        return _decode_progress(raw)
     except msgspec.DecodeError:
-        value = json.loads(body)
-        if not isinstance(value, dict) or (value.get("error") and not value.get("choices")):
-            raise ValueError("not an answer") from None
-        return EngineReport()
-    if not reply.choices and reply.error is not NO_VALUE and bytes(reply.error) != b"null":
-        raise ValueError("an error")
-    return read_report(EngineReport(), reply.usage, reply.timings)
+        return Progress()
+
+
+def filled(value: msgspec.Raw) -> bool:
+    """Whether a field is there and holds something."""
+    return value is not NO_VALUE and bytes(value) not in _EMPTY
 
 
 def _known(new: int | None, old: int | None) -> int | None:

@@ -10,19 +10,16 @@ from gateway.errors import EngineFailed
 from gateway.guard import Guard
 from gateway.telemetry.timeline import Timeline
 from gateway.upstream.attempt import Answer
-from gateway.upstream.facts import read_completion
 from gateway.upstream.http import httpx
 from gateway.upstream.refusal import read_error_event
 from gateway.upstream.reply import Reply
-from gateway.upstream.sse import StreamScanner
 
-_DONE = b"data: [DONE]\n\n"
 FAREWELL = "farewell"
 """The limit in force once the answer is whole. When it passes, `StreamRelay.end` does what the engine did not."""
 _FAREWELL_TIME = 10.0
-"""Seconds that an engine has after the whole answer to tell its usage and say `[DONE]`."""
+"""Seconds that an engine has after the whole answer to tell its usage and give the end mark."""
 _LINGER = 1.0
-"""Seconds that an engine has after `[DONE]` to end its reply properly, so that its connection can be used again."""
+"""Seconds that an engine has after the end mark to end its reply properly, so that its connection can be used again."""
 
 
 class Client(Protocol):
@@ -74,7 +71,9 @@ async def relay_whole(
     try:
         if answer.reader is not None:
             body = answer.reader.whole(body)
-        timeline.report = read_completion(body)
+        timeline.report = answer.form.read_answer(body)
+        if answer.reader is not None:
+            timeline.report = timeline.report.with_more(answer.reader.report)
     except (ValueError, RecursionError):
         raise EngineFailed(f"Engine `{backend.name}` answered with something that is no answer.") from None
     timeline.first_output = timeline.last_output = timeline.done = time.perf_counter()
@@ -92,7 +91,7 @@ class StreamRelay:
     """Relays a stream of events.
 
     Nothing goes to the client before the first output, so that an engine which fails until then leaves no trace.
-    From then on events go on as they come, and the stream ends with `[DONE]` only if the answer is whole.
+    From then on events go on as they come, and the stream ends with its end mark only if the answer is whole.
     """
 
     def __init__(
@@ -107,7 +106,8 @@ class StreamRelay:
         max_event_bytes: int,
         stall: float,
     ) -> None:
-        self.scanner = StreamScanner(choices, max_event_bytes)
+        self.scanner = answer.form.scanner(choices, max_event_bytes)
+        self.scanner.hides_progress = answer.hides_progress
         self._answer = answer
         self._client = client
         self._guard = guard
@@ -136,8 +136,12 @@ class StreamRelay:
             if not self.scanner.whole:
                 raise self._answer.broken(exc) from exc
         finally:
-            self._timeline.report = self.scanner.report
+            self._report()
         await self.end()
+
+    def _report(self) -> None:
+        report = self.scanner.report
+        self._timeline.report = report if self._reader is None else report.with_more(self._reader.report)
 
     async def _carry(self) -> None:
         """Relays until the stream ends, or says that what follows does not count."""
@@ -168,6 +172,8 @@ class StreamRelay:
         self._answer.backend.progressed_at = now
         if timeline.first_frame is None:
             timeline.first_frame = now
+        if timeline.prefilling is None and scanner.prefilling is not None:
+            timeline.prefilling = now - scanner.prefilling
         if scanner.output:
             timeline.last_output = now
             if timeline.first_output is None:
@@ -231,7 +237,7 @@ class StreamRelay:
             raise EngineFailed(f"Engine `{self._answer.backend.name}` sent an event above {self._max_held} bytes.")
         last = scanner.feed(self._reader.flush()) if self._reader is not None else b""
         last += scanner.flush()
-        self._timeline.report = scanner.report
+        self._report()
         if scanner.error:
             if self._client.started and self._held:
                 await self._client.write(self._held)
@@ -243,7 +249,7 @@ class StreamRelay:
         self._guard.until("stall", time.perf_counter() + self._stall)
         if not self._client.started:
             last = await self._start(last)
-        await self._client.finish(self._held + last + (scanner.done or _DONE))
+        await self._client.finish(self._held + last + (scanner.done or scanner.END))
         if self._timeline.first_delivered is None:
             self._timeline.first_delivered = time.perf_counter()
         self._timeline.done = time.perf_counter()

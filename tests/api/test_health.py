@@ -198,8 +198,8 @@ class TestHowProbesAsk:
     @pytest.mark.parametrize(
         ("kind", "paths"),
         [
-            ("llamacpp", {"/health", "/v1/models", "/props"}),
-            ("vllm", {"/health", "/v1/models", "/version"}),
+            ("llamacpp", {"/health", "/v1/models", "/props", "/metrics"}),
+            ("vllm", {"/health", "/v1/models", "/version", "/metrics", "/openapi.json"}),
             ("openai", {"/v1/models"}),
         ],
     )

@@ -49,11 +49,15 @@ async def test_a_model_as_pinned_answers() -> None:
         assert (await post_json(sluice.port, CHAT, REQ)).status == 200
 
 
-async def test_another_model_than_the_pinned_one_gets_no_requests() -> None:
-    async with (
-        ScriptedEngine([ANSWER], probes=probes()) as engine,
-        gateway(engines=pinned(engine.url, version="b1")) as sluice,
-    ):
+@pytest.mark.parametrize("models", [["m"], []], ids=["named in the config", "told by the engine"])
+async def test_another_model_than_the_pinned_one_gets_no_requests(models: list[str]) -> None:
+    async with ScriptedEngine([ANSWER], probes=probes()) as engine:
+        engines = {"a": {**pinned(engine.url, version="b1")["a"], "models": models}}
+        await refuses(engine, engines)
+
+
+async def refuses(engine: ScriptedEngine, engines: Mapping[str, Any]) -> None:
+    async with gateway(engines=engines) as sluice:
         reply = await post_json(sluice.port, CHAT, REQ)
         assert reply.status == 503
         assert "the version of m is pinned to b1, and the engine has b9999-abcdef" in reply.json()["error"]["message"]

@@ -1,12 +1,13 @@
 """`GET /v1/models`: the names that clients may ask for, and what is known of them."""
 
 from contextlib import AsyncExitStack
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from tests.support.answers import OK, error_of
-from tests.support.client import get, post_json
+from tests.support.client import Reply, get, post_json
 from tests.support.engine import ScriptedEngine
 from tests.support.gateway import CHAT, REQ, engine_config, gateway
 from tests.support.sse import json_reply
@@ -168,3 +169,46 @@ async def test_an_endless_name_is_not_repeated() -> None:
         assert (reply.status, reply.json()["error"]["code"]) == (404, "model_not_found")
         assert len(reply.body) < 1000
         assert len(str(await sluice.record())) < 2000
+
+
+class TestAnthropicsClients:
+    """They are known by the header `anthropic-version`."""
+
+    NAMES = ("a", "b", "c", "d")
+
+    async def ask(self, path: str) -> Reply:
+        models = {"models": list(self.NAMES)}
+        async with ScriptedEngine() as engine, gateway(engines={"one": engine_config(engine.url) | models}) as sluice:
+            return await get(sluice.port, path, {"anthropic-version": "2023-06-01"})
+
+    async def test_get_the_list_in_their_form(self) -> None:
+        body = (await self.ask("/v1/models")).json()
+        assert (body["has_more"], body["first_id"], body["last_id"]) == (False, "a", "d")
+        assert [(model["type"], model["id"], model["display_name"]) for model in body["data"]] == [
+            ("model", name, name) for name in self.NAMES
+        ]
+        assert datetime.fromisoformat(body["data"][0]["created_at"]).tzinfo is not None
+
+    @pytest.mark.parametrize(
+        ("query", "names", "more"),
+        [
+            ("limit=2", "ab", True),
+            ("limit=4", "abcd", False),
+            ("limit=2&after_id=b", "cd", False),
+            ("limit=1&after_id=b", "c", True),
+            ("limit=2&before_id=d", "bc", True),
+            ("before_id=a", "", False),
+            ("after_id=d", "", False),
+            ("after_id=unknown", "abcd", False),
+        ],
+    )
+    async def test_get_it_page_by_page(self, query: str, names: str, more: bool) -> None:
+        body = (await self.ask(f"/v1/models?{query}")).json()
+        assert ("".join(model["id"] for model in body["data"]), body["has_more"]) == (names, more)
+
+    async def test_get_one_model_and_errors_in_their_form(self) -> None:
+        assert (await self.ask("/v1/models/b")).json()["type"] == "model"
+        unknown = await self.ask("/v1/models/x")
+        assert (unknown.status, unknown.json()["error"]["type"]) == (404, "not_found_error")
+        wrong = await self.ask("/v1/models?limit=0")
+        assert (wrong.status, wrong.json()["type"]) == (400, "error")

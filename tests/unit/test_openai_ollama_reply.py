@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.translate.openai_ollama_reply import ChatReader, CompletionReader, EmbeddingReader
-from gateway.upstream.facts import EngineReport, read_completion
-from gateway.upstream.sse import StreamScanner
+from gateway.upstream.facts import EngineReport
+from gateway.upstream.scan.chat import ChatScanner, read_completion
 from tests.support.ollama import CALL, END, FAIL, GEND, G, N, line
 from tests.support.sse import finish_reasons, is_clean, joined, read_events
 from tests.support.wire import recording
@@ -30,7 +30,7 @@ def deltas(events: bytes) -> list[dict[str, Any]]:
 
 def report(events: bytes) -> EngineReport:
     """What the relay learns from a stream."""
-    scanner = StreamScanner()
+    scanner = ChatScanner()
     scanner.feed(events)
     return scanner.report
 
@@ -136,7 +136,7 @@ class TestStreams:
     def test_a_load_of_the_model_can_be_read_later(self, nanoseconds: int | None, seconds: float | None) -> None:
         reader = ChatReader("m")
         read(N("a") + END(**{} if nanoseconds is None else {"load_duration": nanoseconds}), reader)
-        assert reader.load == seconds
+        assert reader.report == EngineReport(load=seconds)
 
     @pytest.mark.parametrize(
         ("error", "message"),
@@ -162,7 +162,7 @@ class TestStreams:
     )
     def test_what_is_no_line_is_left_out_and_counted(self, odd: bytes) -> None:
         events = read(N("a") + odd + b"\n" + N("b") + END())
-        scanner = StreamScanner()
+        scanner = ChatScanner()
         assert joined(scanner.feed(events)) == "ab"
         assert (scanner.dropped, scanner.whole, scanner.error) == (1, True, b"")
 
@@ -218,7 +218,7 @@ class TestWholeAnswers:
         told = read_completion(reader.whole(one.body))
         assert (told.prompt_tokens, told.completion_tokens, told.cached_tokens) == (616, 8, None)
         assert (told.prefill, told.decode) == (pytest.approx(5.266037), pytest.approx(0.208452))
-        assert reader.load == 2.823173992
+        assert reader.report.load == 2.823173992
 
     def test_a_prompt_that_was_not_counted_is_not_zero(self) -> None:
         answer = self.whole(recording("ollama", "native-chat-unload").body)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream import sse
+from gateway.upstream import events as framing
 from gateway.upstream.facts import EngineReport
-from gateway.upstream.sse import StreamScanner
+from gateway.upstream.scan.chat import ChatScanner
 from tests.support.sse import DONE, ERROR, FIN, ROLE, TC, USE, R, T, data, delta, envelope, read_events
 
 BOM = b"\xef\xbb\xbf"
@@ -35,7 +35,7 @@ class Scanned:
 
 
 def scan(reads: Iterable[bytes], choices: int = 1) -> Scanned:
-    scanner = StreamScanner(choices)
+    scanner = ChatScanner(choices)
     out = b"".join([scanner.feed(read) for read in reads]) + scanner.flush() + scanner.done
     return Scanned(
         out,
@@ -71,7 +71,7 @@ class TestOneStream:
         assert scan(byte_by_byte(WHOLE)) == whole
 
     def test_leaves_event_by_event_never_half_of_one(self) -> None:
-        scanner = StreamScanner()
+        scanner = ChatScanner()
         first, second = T("a"), T("b")
         assert scanner.feed(first + second[:9]) == first
         assert scanner.feed(second[9:-1]) == b""
@@ -124,20 +124,20 @@ NO_OUTPUT = {
 class TestFirstOutput:
     @pytest.mark.parametrize("event", OUTPUT.values(), ids=OUTPUT)
     def test_is(self, event: bytes) -> None:
-        scanner = StreamScanner()
+        scanner = ChatScanner()
         assert scanner.feed(event) == event
         assert scanner.output
         assert scanner.started
 
     @pytest.mark.parametrize("event", NO_OUTPUT.values(), ids=NO_OUTPUT)
     def test_is_not(self, event: bytes) -> None:
-        scanner = StreamScanner()
+        scanner = ChatScanner()
         assert scanner.feed(event) == event
         assert not scanner.output
         assert not scanner.started
 
     def test_output_is_told_of_the_last_read_only(self) -> None:
-        scanner = StreamScanner()
+        scanner = ChatScanner()
         told = []
         for read in (T("a"), b": x\n\n", T("b"), FIN("stop")):
             scanner.feed(read)
@@ -250,8 +250,8 @@ class TestLargeEvents:
             searched += len(block)
             return search(block)
 
-        search = sse._last_event_end
-        monkeypatch.setattr(sse, "_last_event_end", count)
+        search = framing._last_event_end
+        monkeypatch.setattr(framing, "_last_event_end", count)
         text = T("漢" * 1_000_000)[6:-2]
         step = -(-len(text) // lines)
         # A JSON text may hold a line end between two of its members, so white space is put there.
@@ -263,7 +263,7 @@ class TestLargeEvents:
         assert searched < 2 * len(event)
 
     def test_above_the_limit_are_noticed_while_they_come(self) -> None:
-        scanner = StreamScanner(max_event_bytes=1000)
+        scanner = ChatScanner(max_event_bytes=1000)
         event = T("x" * 2000)
         assert scanner.feed(event[:900]) == b""
         assert not scanner.too_large
@@ -271,7 +271,7 @@ class TestLargeEvents:
         assert scanner.too_large
 
     def test_many_small_ones_are_not_a_large_one(self) -> None:
-        scanner = StreamScanner(max_event_bytes=1000)
+        scanner = ChatScanner(max_event_bytes=1000)
         assert scanner.feed(300 * T("a")) == 300 * T("a")
         assert not scanner.too_large
 
@@ -375,14 +375,14 @@ def test_bytes_that_are_no_stream_harm_nothing(reads: list[bytes]) -> None:
 
 def test_an_end_mark_does_not_close_a_choice_that_is_open() -> None:
     begun = data(envelope({"index": 1, "delta": {"content": "b"}, "finish_reason": None}))
-    scanner = StreamScanner(choices=2)
+    scanner = ChatScanner(choices=2)
     scanner.feed(T("a") + begun + FIN("stop") + DONE)
     assert scanner.done
     assert not scanner.whole
 
 
 def test_an_engine_that_gives_fewer_choices_than_asked_for_may_say_that_it_is_done() -> None:
-    scanner = StreamScanner(choices=2)
+    scanner = ChatScanner(choices=2)
     scanner.feed(T("a") + FIN("stop"))
     assert not scanner.whole
     scanner.feed(DONE)

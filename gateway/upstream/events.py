@@ -1,66 +1,43 @@
-"""Reads an OpenAI event stream while it is relayed: which bytes may go on, and what they say.
+"""Reads an event stream while it is relayed: which bytes may go on, and what they say.
 
 Bytes are taken as they come and given back unchanged, cut only between events, so that a client never holds half of
-one. The format is that of https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream.
+one. The format is that of https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream. What
+the events of a dialect say is for the subclasses.
 """
 
 import json
 import re
+from typing import ClassVar
 
-import msgspec
-
-from gateway.upstream.facts import NO_VALUE, EngineReport, Usage, read_report
+from gateway.upstream.facts import EngineReport
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _EVENT_END = re.compile(rb"(?:\r\n|\r(?!\n)|\n)(?:\r\n|\r(?!\n)|\n)")
 _BOM = b"\xef\xbb\xbf"
 
 
-class _Delta(msgspec.Struct):
-    content: msgspec.Raw = NO_VALUE
-    reasoning: msgspec.Raw = NO_VALUE
-    reasoning_content: msgspec.Raw = NO_VALUE
-    refusal: msgspec.Raw = NO_VALUE
-    tool_calls: msgspec.Raw = NO_VALUE
-    function_call: msgspec.Raw = NO_VALUE
-    audio: msgspec.Raw = NO_VALUE
-
-
-class _Choice(msgspec.Struct):
-    index: int = 0
-    delta: _Delta | None = None
-    text: msgspec.Raw = NO_VALUE
-    finish_reason: str | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    error: msgspec.Raw = NO_VALUE
-    object: str | None = None
-    usage: Usage | None = None
-    timings: msgspec.Raw = NO_VALUE
-
-
-_decode = msgspec.json.Decoder(_Event).decode
-_EMPTY = frozenset({b"", b"null", b'""', b"[]", b"{}"})
-
-
-class StreamScanner:
+class EventScanner:
     """The facts of one stream, kept up to date by `feed`.
 
     Args:
-        choices: how many choices were asked for; without `[DONE]` the stream is whole when all have finished.
+        choices: how many choices were asked for.
         max_event_bytes: a larger event is an error.
 
     Attributes:
         output: whether the last `feed` brought text, reasoning or a tool call.
         started: whether any output came yet.
-        events: events with choices so far.
+        events: events with output so far.
         dropped: events left out because they were not JSON objects.
-        done: the `[DONE]` event's own bytes, once it came; whatever follows it is ignored.
+        done: the end mark's own bytes, once it came; whatever follows it is ignored.
         error: the payload of an error event, once one came; whatever follows it is ignored.
         report: token counts and times that the engine told.
+        finish_reason: why the answer ended, in the dialect's own words; of several choices, that which ended last.
+        hides_progress: events that only tell how far prefill is are read and do not go on: the client asked for none.
+        prefilling: seconds that the engine had been at work on the prompt when it first told of its progress.
     """
+
+    END: ClassVar[bytes]
+    """The end mark, for engines that leave it out after a whole answer."""
 
     def __init__(self, choices: int = 1, max_event_bytes: int = 64 * 1024 * 1024) -> None:
         self.output = False
@@ -72,23 +49,31 @@ class StreamScanner:
         self.too_large = False
         self.report = EngineReport()
         self.finish_reason: str | None = None
+        self.hides_progress = False
+        self.prefilling: float | None = None
         self._choices = choices
-        self._begun: set[int] = set()
-        self._finished: set[int] = set()
         self._max_event_bytes = max_event_bytes
         self._tail: list[bytes] = []
         self._tail_size = 0
         self._first = True
         self._last_byte = b""
 
+    # What a dialect says for itself
+
     @property
     def whole(self) -> bool:
         """Whether the answer is complete: nothing but its end mark may be missing."""
-        if self.error:
-            return False
-        if self.done:  # the engine's own word for it, unless a choice is still open
-            return bool(self._finished) and self._begun <= self._finished
-        return len(self._finished) >= self._choices
+        raise NotImplementedError
+
+    def _event(self, payload: bytes, source: bytes) -> bool:
+        """Notes what an event's payload says, and returns whether the event goes on.
+
+        Args:
+            source: the event's own bytes, with or without the blank line that ends it.
+        """
+        raise NotImplementedError
+
+    # Framing
 
     def feed(self, data: bytes) -> bytes:
         """Takes one read and returns the events that are complete, byte for byte."""
@@ -189,76 +174,20 @@ class StreamScanner:
             return False
         return self._event(payload, part)
 
-    def _event(self, payload: bytes, source: bytes) -> bool:
-        """Notes what an event's payload says, and returns whether the event goes on."""
+    def _unread(self, payload: bytes) -> bool:
+        """Takes an event of odd types: it goes on if it is a JSON object at all, and tells nothing here."""
         try:
-            event = _decode(payload)
-        except (msgspec.DecodeError, RecursionError):
-            return self._odd_event(payload, source)
-        if event.choices:
-            self.events += 1
-            for choice in event.choices:
-                self._begun.add(choice.index)
-                if choice.finish_reason:
-                    self._finished.add(choice.index)
-                    self.finish_reason = choice.finish_reason
-                if not self.output and _has_output(choice):
-                    self.output = self.started = True
-        elif _filled(event.error) or event.object == "error":
-            self.error = payload
-            return False
-        if event.usage is not None or event.timings is not NO_VALUE:
-            self.report = read_report(self.report, event.usage, event.timings)
-        return True
-
-    def _odd_event(self, payload: bytes, source: bytes) -> bool:
-        """What is not JSON as expected: the end mark, JSON with NaN or odd types (passed on), or broken (dropped)."""
-        if payload.strip() == b"[DONE]":
-            self.done = source if source.endswith((b"\n", b"\r")) else source + b"\n\n"
-            if self.done.endswith(b"\n\r"):  # the other half of this CRLF comes with a later read, if at all
-                self.done += b"\n"
-            return False
-        try:
-            value = json.loads(payload)
+            known = isinstance(json.loads(payload), dict)
         except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            self.dropped += 1
-            return False
-        if value.get("error") and not value.get("choices"):
-            self.error = payload
-            return False
-        choices = value.get("choices")
-        for choice in choices if isinstance(choices, list) else []:
-            if isinstance(choice, dict):
-                self.events += 1
-                self.output = self.started = True
-                index = choice.get("index")
-                index = index if isinstance(index, int) else 0
-                self._begun.add(index)
-                if choice.get("finish_reason"):
-                    self._finished.add(index)
-                    self.finish_reason = str(choice["finish_reason"])
-        return True
+            known = False
+        self.dropped += not known
+        return known
 
-
-def _filled(value: msgspec.Raw) -> bool:
-    return value is not NO_VALUE and bytes(value) not in _EMPTY
-
-
-def _has_output(choice: _Choice) -> bool:
-    delta = choice.delta
-    if delta is None:
-        return _filled(choice.text)
-    return (
-        _filled(delta.content)
-        or _filled(delta.reasoning)
-        or _filled(delta.reasoning_content)
-        or _filled(delta.tool_calls)
-        or _filled(delta.refusal)
-        or _filled(delta.function_call)
-        or _filled(delta.audio)
-    )
+    def _end(self, source: bytes) -> None:
+        """Takes the end mark, completed where its blank line is only implied."""
+        self.done = source if source.endswith((b"\n", b"\r")) else source + b"\n\n"
+        if self.done.endswith(b"\n\r"):  # the other half of this CRLF comes with a later read, if at all
+            self.done += b"\n"
 
 
 def _last_event_end(block: bytes) -> int:
