@@ -1,6 +1,7 @@
 """OpenAI's requests as Hugging Face's text-generation-inference (TGI) takes them.
 
-TGI has OpenAI's endpoints, but refuses or misreads much of what is usual there. Sources: `router/src/lib.rs` in
+TGI has OpenAI's endpoints, but refuses or misreads much of what is usual there. A text completion of one prompt goes to
+its own `/generate` instead, which is more exact (`openai_tgi_generate`). Sources: `router/src/lib.rs` in
 https://github.com/huggingface/text-generation-inference, and recordings of its router.
 """
 
@@ -25,11 +26,14 @@ from gateway.translate.chat import (
     invalid_type,
 )
 from gateway.translate.chunks import new_id
+from gateway.translate.openai_tgi_generate import to_generate
 
 MAX_STOPS = 4
 """How many stop strings TGI takes, unless it is started with another `--max-stop-sequences`."""
 _LARGEST_KEPT = 1024
 """Up to here TGI keeps `max_tokens`; above, it goes on to a multiple of it."""
+_MOST_LOGPROBS = 5
+"""How many of the likeliest tokens OpenAI tells for each place, and TGI too unless it is started otherwise."""
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _FETCHED = re.compile(rb"!\[\]\((?=https?:)", re.IGNORECASE)
 """The beginning of an image that a vision model's router would fetch, wherever in the prompt it stands."""
@@ -39,7 +43,6 @@ _DATA_URL = re.compile(r"data:[^()\s]*")
 _CANNOT: dict[str, tuple[Json, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "logit_bias": ({},),
     "presence_penalty": (0,),  # TGI would take 0.5 for a repetition penalty of 2.5
@@ -50,14 +53,15 @@ _CANNOT: dict[str, tuple[Json, ...]] = {
     "web_search_options": (),
 }
 """Fields of OpenAI's that TGI ignores or refuses although they change the answer, with the values that ask for
-nothing. `logprobs` of text completions are one more."""
+nothing."""
 
 
 class Asked(NamedTuple):
     """What an answer's translation depends on.
 
     `choices` counts the prompts. `limit` is the longest output in tokens, `usage` whether a stream is to end with the
-    token counts, and `tools` whether the model may call any.
+    token counts, and `tools` whether the model may call any. `echo` holds the prompts if they are to be part of their
+    texts, and `logprobs` is whether a text completion has any.
     """
 
     endpoint: Endpoint
@@ -67,6 +71,16 @@ class Asked(NamedTuple):
     limit: int | None = None
     usage: bool = False
     tools: bool = False
+    echo: tuple[str, ...] = ()
+    logprobs: bool = False
+
+
+class Sent(NamedTuple):
+    """A request in TGI's form: the endpoint's path, the body, and what the answer's translation depends on."""
+
+    path: str
+    body: bytes
+    asked: Asked
 
 
 class _Format(msgspec.Struct, kw_only=True):
@@ -97,18 +111,21 @@ class _ChatFields(_Fields, kw_only=True):
 
 class _CompletionFields(_Fields, kw_only=True):
     prompt: str | list[Json] | None = None
-    logprobs: Json = None
+    temperature: float | None = None
+    echo: bool = False
+    logprobs: int | None = None
+    response_format: _Format | None = None
 
 
 _AnyFields = TypeVar("_AnyFields", bound=_Fields)
 
 
-def to_tgi(request: InferenceRequest, model: str, max_stops: int = MAX_STOPS) -> tuple[bytes, Asked]:
-    """The body to send for `request`, and what its answer depends on. `model` is the name that the answer gets.
+def to_tgi(request: InferenceRequest, model: str, max_stops: int = MAX_STOPS) -> Sent:
+    """What to send for `request`. `model` is the name that the answer gets.
 
     An answer in one piece is asked for as a stream where only streams tell the truth: with tools the whole reply may
     have the end and the counts of a draft that was thrown away, and above 1024 tokens a limit has to be kept here,
-    token by token.
+    token by token. So is one of several prompts, for which TGI would not look into its prefix cache otherwise.
 
     Raises:
         InvalidRequest: TGI cannot carry a field that is set; `param` names it.
@@ -119,23 +136,29 @@ def to_tgi(request: InferenceRequest, model: str, max_stops: int = MAX_STOPS) ->
             raise InvalidRequest(
                 f"The engine of this model (tgi) has no means for `{name}`.", param=name, code="unsupported_field"
             )
-    fields: _Fields
+    fields: _ChatFields | _CompletionFields
+    prompts: tuple[str, ...] = ()
     tools = False
     if request.endpoint is Endpoint.CHAT:
-        fields = chat = _typed(body, _ChatFields)
-        body["messages"] = [part for at, message in enumerate(chat.messages) for part in _message(message, at)]
-        tools = _set_tools(body, chat)
-        _set_format(body, chat.response_format, tools)
+        fields = _typed(body, _ChatFields)
+        tools = _set_chat(body, fields)
     else:
-        fields = text = _typed(body, _CompletionFields)
-        _check_completion(text)
+        fields = _typed(body, _CompletionFields)
+        prompts = _set_completion(body, fields)
     stops = _set_stops(body, fields, max_stops)
     limit = _set_limit(body, fields)
     _set_sampling(body, fields)
-    usage = _set_stream(body, fields, request.stream, gathered=tools or (limit or 0) > _LARGEST_KEPT)
-    body["model"] = "tgi"  # any other name is taken for an adapter's, and an unknown one ignored
+    gathered = tools or len(prompts) > 1 or (limit or 0) > _LARGEST_KEPT
+    usage = _set_stream(body, fields, request.stream, gathered=gathered)
     asked = Asked(request.endpoint, model, request.choices, stops, limit, usage, tools)
-    return _FETCHED.sub(rb"![ ](", msgspec.json.encode(body)), asked
+    if isinstance(fields, _CompletionFields):
+        asked = asked._replace(echo=prompts if fields.echo else (), logprobs=fields.logprobs is not None)
+    path = request.endpoint.value
+    if len(prompts) == 1:
+        path, body = to_generate(body, prompts[0])
+    else:
+        body["model"] = "tgi"  # any other name is taken for an adapter's, and an unknown one ignored
+    return Sent(path, _FETCHED.sub(rb"![ ](", msgspec.json.encode(body)), asked)
 
 
 def _members(body: bytes) -> dict[str, Json]:
@@ -216,6 +239,14 @@ def _image(part: ContentPart, where: str) -> ContentPart:
 # Tools and formats
 
 
+def _set_chat(body: dict[str, Json], chat: _ChatFields) -> bool:
+    """Whether tools are offered."""
+    body["messages"] = [part for at, message in enumerate(chat.messages) for part in _message(message, at)]
+    tools = _set_tools(body, chat)
+    _set_format(body, chat.response_format, tools)
+    return tools
+
+
 def _set_tools(body: dict[str, Json], chat: _ChatFields) -> bool:
     """Whether tools are offered. Without any, TGI would still have the model choose, and throw the choice away."""
     choice = chat.tool_choice or "auto"
@@ -258,11 +289,28 @@ def _set_format(body: dict[str, Json], wanted: _Format | None, tools: bool) -> N
 # Text completions
 
 
-def _check_completion(text: _CompletionFields) -> None:
-    if isinstance(text.prompt, list) and not all(isinstance(one, str) for one in text.prompt):
+def _set_completion(body: dict[str, Json], text: _CompletionFields) -> tuple[str, ...]:
+    """The prompts."""
+    given = [text.prompt] if isinstance(text.prompt, str) else text.prompt or []
+    prompts = tuple(one for one in given if isinstance(one, str))
+    if len(prompts) < len(given):
         raise _unsupported("prompt", "The engine of this model (tgi) takes prompts as text, not as token ids.")
-    if text.logprobs is not None:
-        raise _unsupported("logprobs", "The engine of this model (tgi) has no `logprobs` in text completions.")
+    _check_logprobs(text)
+    body.pop("echo", None)
+    _set_format(body, text.response_format, tools=False)
+    for name in ("logprobs", "response_format") if len(prompts) > 1 else ():
+        if name in body:
+            raise _unsupported(name, f"The engine of this model (tgi) has `{name}` for one prompt at a time only.")
+    return prompts
+
+
+def _check_logprobs(text: _CompletionFields) -> None:
+    if text.logprobs is None:
+        return
+    if not 0 <= text.logprobs <= _MOST_LOGPROBS:
+        raise _unsupported("logprobs", f"`logprobs` must be from 0 to {_MOST_LOGPROBS}.")
+    if text.echo:
+        raise _unsupported("logprobs", "The engine of this model (tgi) has no `logprobs` of a prompt, with `echo`.")
 
 
 # Both

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,11 +13,26 @@ from gateway.translate.chat import Delta, Json, ToolCall
 from gateway.translate.chunks import DONE, error_event, new_id
 from gateway.translate.openai_tgi import Asked
 from gateway.translate.openai_tgi_choice import Answer, Given, GivenChoice, GivenError, Piece, Usage
-from gateway.translate.stops import Entry, joined
+from gateway.translate.stops import Text, joined
+from gateway.upstream.facts import EngineReport
 
 _MAX_EVENT = 1024 * 1024
 """Bytes. TGI's events hold one token each."""
 _OVERLOADED = "Model is overloaded"
+_TYPES = {
+    _OVERLOADED: "overloaded",
+    "Input validation error": "validation",
+    "Tool error": "tool_error",
+    "Template error": "template_error",
+}
+"""TGI's own types of errors by how their texts begin, for where it does not tell them."""
+_REFUSALS = {
+    "overloaded": (429, "rate_limit_error"),
+    "validation": (422, "invalid_request_error"),
+    "tool_error": (422, "invalid_request_error"),
+    "template_error": (422, "invalid_request_error"),
+}
+"""The status and OpenAI's type of errors that are not the engine's failure, by TGI's type."""
 _OVERFLOW = re.compile(r"`inputs` (tokens \+ `max_new_tokens` must be <=|must have less than)")
 
 
@@ -61,6 +76,7 @@ class TgiReader:
     content_type = b"text/event-stream"
 
     def __init__(self, asked: Asked) -> None:
+        self.report = EngineReport()
         self._asked = asked
         self._chat = asked.endpoint is Endpoint.CHAT
         self._id = new_id("chatcmpl-" if self._chat else "cmpl-")
@@ -71,6 +87,19 @@ class TgiReader:
         self._usage: Usage | UnsetType = UNSET
         self._rest = b""
         self._over = False
+
+    def head(self, headers: Mapping[bytes, bytes]) -> None:
+        """Takes what whole replies tell in their headers, times in milliseconds.
+
+        `x-inference-time` is prefill and decode together, and `x-time-per-token` is that by the number of tokens, so
+        that neither is known by itself. With several prompts the times are sums of what ran side by side.
+        """
+        queue = _number(headers, b"x-queue-time") if self._asked.choices == 1 else None
+        self.report = EngineReport(
+            prompt_tokens=_number(headers, b"x-prompt-tokens"),
+            completion_tokens=_number(headers, b"x-generated-tokens"),
+            queue=None if queue is None else queue / 1000,
+        )
 
     # Streams
 
@@ -96,15 +125,15 @@ class TgiReader:
         payload = _payload(line)
         if payload is None:
             return b""
-        if payload == b"[DONE]":
-            return self._chunks(self._close()) + self._end(self._counts())
         try:
-            given = _decode(payload)
+            given = self._read(payload)
         except (msgspec.DecodeError, RecursionError):
             return b"data: " + payload + b"\n\n"
         if given.error is not None:
-            return self._end(b"", error_event(_error_body(_failure(given.error))))
+            return self._end(b"", error_event(_error_body(_failure(given))))
         chunks = self._chunks(self._take(given, streamed=True))
+        if given.done:
+            return chunks + self._chunks(self._close()) + self._end(self._counts())
         cut = any(answer.cut for answer in self._answers.values())
         if cut and len(self._answers) >= self._asked.choices and all(one.reason for one in self._answers.values()):
             return chunks + self._end(b"")  # before the engine has counted
@@ -120,7 +149,7 @@ class TgiReader:
     def _chunk(self, piece: Piece) -> bytes:
         """A chunk. The counts of text completions stay with its end, where TGI has them, unless asked for apart."""
         said = piece.said
-        choice = _Choice(piece.index, logprobs=_logprobs(said.logprobs), finish_reason=piece.reason)
+        choice = _Choice(piece.index, logprobs=self._logprobs(said), finish_reason=piece.reason)
         if self._chat:
             first = piece.index not in self._begun
             self._begun.add(piece.index)
@@ -148,7 +177,7 @@ class TgiReader:
             GatewayError: the engine reported an error where a stream was gathered.
         """
         if body.lstrip().startswith(b"{"):
-            pieces = [*self._take(_checked(body), streamed=False), *self._close()]
+            pieces = [*self._take(self._checked(body), streamed=False), *self._close()]
         else:
             pieces = self._gather(body)
         if not pieces or not all(answer.reason for answer in self._answers.values()):
@@ -160,15 +189,16 @@ class TgiReader:
     def _gather(self, body: bytes) -> list[Piece]:
         pieces: list[Piece] = []
         for payload in filter(None, map(_payload, self._lines(body + b"\n"))):
-            if payload == b"[DONE]":
+            given = self._checked(payload)
+            pieces += self._take(given, streamed=True)
+            if given.done:
                 return [*pieces, *self._close()]
-            pieces += self._take(_checked(payload), streamed=True)
         return pieces
 
     def _choice(self, index: int, pieces: list[Piece]) -> _Choice:
         own = [piece for piece in pieces if piece.index == index]
         said = joined(piece.said for piece in own)
-        choice = _Choice(index, logprobs=_logprobs(said.logprobs), finish_reason=self._answers[index].reason)
+        choice = _Choice(index, logprobs=self._logprobs(said), finish_reason=self._answers[index].reason)
         calls: dict[int | None, ToolCall] = {}
         for call in (call for piece in own for call in piece.calls):
             if (begun := calls.get(call.index)) is None:
@@ -184,6 +214,25 @@ class TgiReader:
 
     # Both
 
+    def _read(self, payload: bytes) -> Given:
+        """
+        Raises:
+            msgspec.DecodeError, RecursionError: it is not in TGI's form.
+        """
+        return Given(done=True) if payload == b"[DONE]" else _decode(payload)
+
+    def _checked(self, payload: bytes) -> Given:
+        try:
+            given = self._read(payload)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        if given.error is not None:
+            raise _failure(given)
+        return given
+
+    def _logprobs(self, said: Text) -> Json:
+        return {"content": said.logprobs} if said.logprobs else None
+
     def _take(self, given: Given, *, streamed: bool) -> list[Piece]:
         self._created = self._created or given.created
         self._fingerprint = given.system_fingerprint or self._fingerprint
@@ -192,9 +241,13 @@ class TgiReader:
             self._count(given.usage, self._asked.limit if streamed else None)
         for choice in choices:
             if choice.index not in self._answers:
-                asked = self._asked
-                self._answers[choice.index] = Answer(choice.index, asked.limit, asked.stops, streamed=streamed)
+                self._answers[choice.index] = self._begin(choice.index, streamed)
         return [piece for choice in choices if (piece := self._answers[choice.index].take(choice)) is not None]
+
+    def _begin(self, index: int, streamed: bool) -> Answer:
+        asked = self._asked
+        before = dict(enumerate(asked.echo)).get(index, "")
+        return Answer(index, asked.limit, asked.stops, streamed=streamed, before=before)
 
     def _count(self, usage: Usage, limit: int | None) -> None:
         """Adds the counts of one prompt, without what the engine went on with after `limit`."""
@@ -221,33 +274,23 @@ def _payload(line: bytes) -> bytes | None:
     return line[5:].strip() if line.startswith(b"data:") else None
 
 
-def _checked(payload: bytes) -> Given:
-    try:
-        given = _decode(payload)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if given.error is not None:
-        raise _failure(given.error)
-    return given
-
-
-def _logprobs(entries: list[Entry]) -> Json:
-    return {"content": entries} if entries else None
+def _number(headers: Mapping[bytes, bytes], name: bytes) -> int | None:
+    value = headers.get(name, b"")
+    return int(value) if value.isdigit() else None
 
 
 # Errors
 
 
-def _failure(error: GivenError | str) -> GatewayError:
-    """What an error inside a stream stands for. TGI gives each of them the status 422, so its words have to tell."""
-    message = error if isinstance(error, str) else error.message
-    status, kind = 422, "invalid_request_error"
-    if message.startswith(_OVERLOADED):
-        status, kind = 429, "rate_limit_error"
-    elif not message.startswith(("Input validation error", "Tool error", "Template error")):
+def _failure(given: Given) -> GatewayError:
+    """What an error inside a stream stands for. OpenAI's endpoints give each the status 422, so its words tell."""
+    message = given.error.message if isinstance(given.error, GivenError) else given.error or ""
+    kind = given.error_type or next((_TYPES[start] for start in _TYPES if message.startswith(start)), "")
+    if kind not in _REFUSALS:
         return EngineReported(message or "The engine reported an error without words.")
+    status, openai_type = _REFUSALS[kind]
     refused = EngineRefused(message, status=status)
-    refused.kind = kind
+    refused.kind = openai_type
     refused.code = code_of(message) or refused.code
     return refused
 

@@ -55,11 +55,15 @@ class GivenError(msgspec.Struct):
 
 
 class Given(msgspec.Struct):
+    """One event, or a whole reply. `error_type` is TGI's own word, and `done` whether an event ends its stream."""
+
     created: int = 0
     system_fingerprint: str | None = None
     choices: list[GivenChoice] | None = None
     usage: Usage | None = None
     error: GivenError | str | None = None
+    error_type: str = ""
+    done: bool = False
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -77,9 +81,12 @@ class Answer:
     Args:
         limit: in tokens. TGI's streams have one event for each, but none for the name of a tool.
         streamed: whether it comes as a stream.
+        before: what its text begins with.
     """
 
-    def __init__(self, index: int, limit: int | None, stops: Sequence[str], *, streamed: bool) -> None:
+    def __init__(
+        self, index: int, limit: int | None, stops: Sequence[str], *, streamed: bool, before: str = ""
+    ) -> None:
         self.reason: str | None = None
         self.cut = False
         """Whether it ended here while the engine goes on."""
@@ -87,6 +94,7 @@ class Answer:
         self._limit = limit
         self._streamed = streamed
         self._filter = StopFilter(stops)
+        self._before = before
         self._events = 0
         self._arguments: dict[int, str] = {}
 
@@ -103,9 +111,10 @@ class Answer:
         self.reason = self._ending(given.finish_reason)
         if self.reason is not None and not self._filter.found:
             said = joined((said, self._filter.rest()))
-        if said.text or said.logprobs or calls or self.reason:
-            return Piece(self._index, said, calls, self.reason)
-        return None
+        if not (said.text or said.logprobs or calls or self.reason):
+            return None
+        before, self._before = self._before, ""
+        return Piece(self._index, Text(before + said.text, said.logprobs), calls, self.reason)
 
     def close(self) -> Piece | None:
         """Takes `[DONE]`: a tool call ends with no other sign, and counts when its arguments are whole."""

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from gateway.config import schema
-from gateway.engines.base import EngineModel, Health, State
+from gateway.engines.base import EngineModel, Health, Load, State
 from gateway.engines.tgi import TgiEngine
 from gateway.upstream.http import httpx
 from tests.support.answers import error_of
@@ -100,6 +100,22 @@ class TestHealth:
         async with ScriptedEngine(probes={**WELL, path: answer}) as engine:
             assert await probe(engine) == Health(State.DOWN, reason)
 
+    @pytest.mark.parametrize(
+        ("name", "load"),
+        [
+            ("queue-metrics", Load(running=1, waiting=1)),
+            ("overload-metrics", Load(running=1, waiting=0)),
+            ("metrics", Load(running=0, waiting=0)),
+            ("metrics-cold", Load()),
+            ("dead-health", None),
+        ],
+    )
+    async def test_its_load_is_its_own_count_of_batch_and_queue(self, name: str, load: Load | None) -> None:
+        page = recording("tgi", name).raw
+        async with ScriptedEngine(probes={"/metrics": page}) as engine, httpx.AsyncClient(trust_env=False) as client:
+            config = schema.Engine(kind="tgi", url=engine.url)
+            assert await TgiEngine(engine.url, config).read_load(client) == load
+
     async def test_a_dead_shard_gets_no_requests(self) -> None:
         async with tgi(probes={**WELL, "/health": recording("tgi", "dead-health").raw}, models=[MODEL]) as setup:
             answer = await setup.ask()
@@ -132,12 +148,12 @@ class TestWhatTheEngineGets:
             assert request.path == CHAT
             assert request.json() == {"model": "tgi", "messages": HI, "stop": ["END"], "max_tokens": 40}
 
-    async def test_text_completions(self) -> None:
-        async with replay("completion") as setup:
-            await setup.ask(COMPLETIONS, max_tokens=8, stream=False, echo=False)
+    async def test_a_text_completion_of_several_prompts(self) -> None:
+        async with replay("completion-batch-stream") as setup:
+            await setup.ask(COMPLETIONS, prompt=["a", "b"], max_tokens=8, stream=True, echo=False)
             (request,) = setup.engine.requests
             assert request.path == COMPLETIONS
-            assert request.json() == {"model": "tgi", "prompt": "Once upon a time", "max_tokens": 8}
+            assert request.json() == {"model": "tgi", "prompt": ["a", "b"], "max_tokens": 8, "stream": True}
 
     @pytest.mark.parametrize(
         ("fields", "param"),
@@ -181,19 +197,16 @@ class TestAnswers:
             assert (bool(answer["id"]), answer["model"]) == (True, MODEL)
 
     async def test_the_log_has_its_counts(self) -> None:
-        async with replay("completion-stream") as setup:
-            await setup.ask(COMPLETIONS, stream=True)
+        async with replay("completion-batch-stream") as setup:
+            await setup.ask(COMPLETIONS, prompt=["a", "b"], stream=True)
             record = await setup.sluice.record()
-            assert (record["outcome"], record["prompt_tokens"], record["completion_tokens"]) == ("ok", 4, 8)
+            assert (record["outcome"], record["prompt_tokens"], record["completion_tokens"]) == ("ok", 11, 8)
 
-    @pytest.mark.parametrize("name", ["chat-stop-stream", "completion-stop-stream"])
-    async def test_the_stop_string_is_cut_off(self, name: str) -> None:
-        async with replay(name) as setup:
-            path = CHAT if name.startswith("chat") else COMPLETIONS
-            answer = await setup.ask(path, stop=["END"], stream=True)
-            said = [event.choice for event in read_events(answer.body)]
-            text = "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in said)
-            assert (text, finish_reasons(answer.body)) == ("1. apples\n2. pears\n3. plums\n", ["stop"])
+    async def test_the_stop_string_is_cut_off(self) -> None:
+        async with replay("chat-stop-stream") as setup:
+            answer = await setup.ask(stop=["END"], stream=True)
+            said = joined(answer.body), finish_reasons(answer.body)
+            assert said == ("1. apples\n2. pears\n3. plums\n", ["stop"])
 
     async def test_a_stream_that_keeps_no_limit_is_ended_and_its_engine_let_go(self) -> None:
         async with tgi([SSE_HEAD, *[token("x")] * 1030, token("one too many"), Step.HANG]) as setup:

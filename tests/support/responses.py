@@ -130,10 +130,10 @@ def read_response(body: bytes) -> Streamed:
 
 
 def _numbered(body: bytes) -> Iterator[dict[str, Any]]:
-    """The events' objects, which are named and counted; an error is not counted."""
+    """The events' objects, which are named and counted."""
     for number, event in enumerate(read_events(body)):
         assert event.json["type"] == event.name
-        assert event.name == "error" or event.json["sequence_number"] == number
+        assert event.json["sequence_number"] == number
         yield event.json
 
 

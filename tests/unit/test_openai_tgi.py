@@ -17,9 +17,10 @@ USAGE = {"include_usage": True}
 
 
 def translate(endpoint: Endpoint = Endpoint.CHAT, /, **fields: Any) -> tuple[dict[str, Any], Asked]:
-    given = {"messages": HI} if endpoint is Endpoint.CHAT else {"prompt": "Once"}
+    given = {"messages": HI} if endpoint is Endpoint.CHAT else {"prompt": ["Once", "Upon"]}
     request = parse_request(endpoint, json.dumps({"model": "alias", **given, **fields}).encode())
-    body, asked = to_tgi(request, "org/model")
+    path, body, asked = to_tgi(request, "org/model")
+    assert path == endpoint.value
     return json.loads(body), asked
 
 
@@ -27,7 +28,7 @@ def sent(endpoint: Endpoint = Endpoint.CHAT, /, **fields: Any) -> dict[str, Any]
     """What TGI gets, without the members that each request has."""
     body, _ = translate(endpoint, **fields)
     assert body.pop("model") == "tgi"
-    return {name: value for name, value in body.items() if (name, value) not in (("messages", HI), ("prompt", "Once"))}
+    return {name: value for name, value in body.items() if (name, value) != ("messages", HI)}
 
 
 def messages(*given: dict[str, Any]) -> list[dict[str, Any]]:
@@ -159,8 +160,16 @@ class TestRequests:
         [
             ({"prompt": [1, 2, 3]}, "prompt"),
             ({"prompt": [[1, 2], [3]]}, "prompt"),
-            ({"echo": True}, "echo"),
+            ({"prompt": ["a", 1]}, "prompt"),
+            ({"echo": "yes"}, "echo"),
             ({"logprobs": 0}, "logprobs"),
+            ({"prompt": "a", "logprobs": 6}, "logprobs"),
+            ({"prompt": "a", "logprobs": -1}, "logprobs"),
+            ({"prompt": "a", "logprobs": True}, "logprobs"),
+            ({"prompt": "a", "logprobs": 1, "echo": True}, "logprobs"),
+            ({"response_format": {"type": "regex", "value": "[0-9]"}}, "response_format"),
+            ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
+            ({"prompt": "a", "temperature": "hot"}, "temperature"),
         ],
         ids=str,
     )
@@ -169,11 +178,18 @@ class TestRequests:
             translate(Endpoint.COMPLETIONS, **fields)
         assert caught.value.param == param
 
-    def test_text_completions(self) -> None:
-        assert sent(Endpoint.COMPLETIONS, prompt=["a", "b"], stop="x", top_p=1, echo=False) == {
-            "prompt": ["a", "b"],
-            "stop": ["x"],
-        }
+    def test_text_completions_of_several_prompts_are_asked_for_as_a_stream(self) -> None:
+        body = sent(Endpoint.COMPLETIONS, prompt=["a", "b"], stop="x", top_p=1, response_format={"type": "text"})
+        assert body == {"prompt": ["a", "b"], "stop": ["x"], "stream": True, "stream_options": USAGE}
+
+    @pytest.mark.parametrize("fields", [{"prompt": None}, {"prompt": []}], ids=str)
+    def test_a_missing_prompt_is_for_the_engine_to_judge(self, fields: dict[str, Any]) -> None:
+        assert "stream" not in sent(Endpoint.COMPLETIONS, **fields)
+
+    def test_an_echo_is_no_matter_of_the_engines(self) -> None:
+        body, asked = translate(Endpoint.COMPLETIONS, prompt=["a", "b"], echo=True)
+        assert "echo" not in body
+        assert asked.echo == ("a", "b")
 
     @pytest.mark.parametrize("value", [b"[" * 5000 + b"]" * 5000, b"1e999", rb'"\ud800"'], ids=["deep", "huge", "half"])
     def test_what_cannot_be_written_again_is_refused(self, value: bytes) -> None:
@@ -270,12 +286,12 @@ class TestAddressesAreNeverFetched:
             .replace("!", "\\u0021")
             .encode(),
         )
-        body, _ = to_tgi(request, "m")
+        body = to_tgi(request, "m").body
         assert body.count(b"![ ](hTTps://10.0.0.1)") == 2
         assert b"![](" not in body
 
     def test_prompts_too(self) -> None:
-        assert sent(Endpoint.COMPLETIONS, prompt=["![](http://a)"]) == {"prompt": ["![ ](http://a)"]}
+        assert sent(Endpoint.COMPLETIONS, prompt=["![](http://a)", "b"])["prompt"] == ["![ ](http://a)", "b"]
 
     def test_other_text_stays_as_it_is(self) -> None:
         text = "![alt](http://a.test) ![](a.png) [](http://a.test) é \U0001f98a"

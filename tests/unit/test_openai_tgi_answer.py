@@ -52,7 +52,8 @@ def calls_of(stream: bytes) -> list[dict[str, Any]]:
 
 STREAMS = [
     one
-    for one in recordings("tgi")
+    for endpoint in Endpoint
+    for one in recordings("tgi", endpoint.value)
     if one.method == "POST" and one.status == 200 and one.headers.all("content-type") == ["text/event-stream"]
 ]
 FAILED = re.compile("error|dead|died|overload|overflow|no-properties|refused|not-an-image|top-p-one|hung")

@@ -178,18 +178,22 @@ class TestEnds:
     @pytest.mark.parametrize(
         ("told", "counts"),
         [
-            ({"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}, (9, 2, 0)),
-            ({"prompt_tokens": 9, "completion_tokens": 2}, (9, 2, 0)),
-            ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 6}}, (9, 2, 6)),
+            ({"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}, (9, 2, 0, 0)),
+            ({"prompt_tokens": 9, "completion_tokens": 2}, (9, 2, 0, 0)),
+            (
+                {"prompt_tokens": 9, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 1}},
+                (9, 2, 0, 1),
+            ),
+            ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 6}}, (9, 2, 6, 0)),
             (None, None),
         ],
     )
-    def test_usage(self, told: Any, counts: tuple[int, int, int] | None) -> None:
+    def test_usage(self, told: Any, counts: tuple[int, int, int, int] | None) -> None:
         expected = counts and {
             "input_tokens": counts[0],
             "input_tokens_details": {"cached_tokens": counts[2], "cache_write_tokens": 0},
             "output_tokens": counts[1],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": counts[3]},
             "total_tokens": counts[0] + counts[1],
         }
         streamed = read_response(write(ROLE, T("a"), FIN("stop"), data(envelope(usage=told)))).response
