@@ -22,9 +22,10 @@ from gateway.api.health import live, ready
 from gateway.api.inference import InferenceHandler
 from gateway.api.models import get_model, list_models
 from gateway.auth import Keys
-from gateway.config.schema import Config
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.fleet import Fleet
+from gateway.policy.load import Setup
+from gateway.router import Router
 from gateway.telemetry.logs import RequestLog
 
 _PATHS = frozenset({"/v1/models", *(door.path for door in DOORS)})
@@ -32,25 +33,32 @@ _PATHS = frozenset({"/v1/models", *(door.path for door in DOORS)})
 _log = logging.getLogger("sluice.api")
 
 
-def create_app(config: Config, *, log: RequestLog | None = None) -> Litestar:
+def create_app(setup: Setup, *, log: RequestLog | None = None) -> Litestar:
     """The ASGI application; engines start and stop with its lifespan."""
+    config = setup.config
     keys = Keys(config.server.keys)
     fleet = Fleet(config)
+    router = Router(config, fleet, setup.policies)
     log = log or RequestLog()
 
     @asynccontextmanager
     async def engines_running(_: Litestar) -> AsyncIterator[None]:
         try:
-            async with fleet.running():
+            async with fleet.running(), router.running():
                 yield
         finally:
             log.flush()
 
-    endpoints = [_mount(InferenceHandler(door, config.server, keys, fleet, log)) for door in all_doors(fleet)]
+    endpoints = [_mount(InferenceHandler(door, config.server, keys, router, log)) for door in all_doors(router)]
     return Litestar(
         [*endpoints, list_models, get_model, list_engines, *ollama.ROUTES, live, ready],
         lifespan=[engines_running],
-        dependencies={"keys": _always(keys), "fleet": _always(fleet), "started_at": _always(int(time.time()))},
+        dependencies={
+            "keys": _always(keys),
+            "fleet": _always(fleet),
+            "names": _always(router),
+            "started_at": _always(int(time.time())),
+        },
         exception_handlers={GatewayError: _gateway_error, HTTPException: _http_error, Exception: _unforeseen},
         openapi_config=None,
         logging_config=None,

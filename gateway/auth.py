@@ -16,17 +16,17 @@ class Keys:
     """
 
     def __init__(self, keys: Iterable[Key]) -> None:
-        self._names = {_digest(key.key.encode()): key.name for key in keys}
+        self._keys = {_digest(key.key.encode()): key for key in keys}
 
-    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """The name of the key in `headers`, or `None` when no key is asked for.
+    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> Key | None:
+        """The key in `headers`, or `None` when no key is asked for.
 
         The key is read from `Authorization: Bearer` or `x-api-key`.
 
         Raises:
             Unauthorized: no key, more than one, or one that is not known.
         """
-        if not self._names:
+        if not self._keys:
             return None
         given: list[bytes] = []
         for name, value in headers:
@@ -37,10 +37,10 @@ class Keys:
                 given.append(value)
         if not given:
             raise Unauthorized(f"No API key was given: {_HOW}.", code="missing_api_key")
-        name_of_key = self._names.get(_digest(given[0]))
-        if name_of_key is None or any(other != given[0] for other in given[1:]):
+        key = self._keys.get(_digest(given[0]))
+        if key is None or any(other != given[0] for other in given[1:]):
             raise Unauthorized(f"The API key is not valid: {_HOW}.")
-        return name_of_key
+        return key
 
 
 def _digest(key: bytes) -> bytes:

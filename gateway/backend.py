@@ -1,5 +1,6 @@
 """A configured engine at run time: its connections, its health, and what it is doing."""
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ import anyio
 from gateway.config import schema
 from gateway.engines.base import Engine, EngineModel, Health, Load, State
 from gateway.engines.managed import ManagedEngine
+from gateway.policy.rates import Rates
 from gateway.upstream.http import httpx
 from gateway.upstream.transport import NativeTransport
 
@@ -35,6 +37,7 @@ class Backend:
         self.health = Health(State.STARTING)
         self.engine_load: Load | None = None
         self._load_times: dict[str, float] = {}
+        self._rates: dict[str, Rates] = {}
         self.in_flight = 0
         self.last_used = 0
         self.progressed_at = 0.0
@@ -48,13 +51,9 @@ class Backend:
         return self.health.state is State.READY
 
     @property
-    def capacity(self) -> int:
-        """How many requests it runs at once: as configured, else as it says, else one."""
-        return self.config.concurrency or self.health.slots or 1
-
-    @property
-    def load(self) -> float:
-        return self.in_flight / self.capacity
+    def capacity(self) -> int | None:
+        """How many requests it runs at once: as configured, else as it says; else not known, and without bound."""
+        return self.config.concurrency or self.health.slots
 
     @property
     def models(self) -> list[str]:
@@ -65,6 +64,10 @@ class Backend:
         """What is known of the model that the engine calls `name`."""
         return next((model for model in self.health.models if model.name == name), EngineModel(name))
 
+    def rates(self, model: str) -> Rates:
+        """What is learned of its speed with `model`, by its own name."""
+        return self._rates.setdefault(model, Rates())
+
     def learn_load_time(self, model: str, seconds: float) -> None:
         """A request to `model`, by the engine's own name, had to wait until it was loaded."""
         self._load_times[self.model(model).digest or model] = seconds
@@ -72,6 +75,11 @@ class Backend:
     def load_time(self, model: str) -> float | None:
         """Seconds that `model` took when it was last loaded for a request."""
         return self._load_times.get(self.model(model).digest or model)
+
+    def take(self) -> None:
+        """One more request goes to it."""
+        self.in_flight += 1
+        self.last_used = next(_uses)
 
     def progressed(self) -> None:
         self.progressed_at = time.perf_counter()
@@ -118,4 +126,5 @@ class Backend:
         await self.client.aclose()
 
 
+_uses = itertools.count(1)
 _NO_LIMIT = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0)

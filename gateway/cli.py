@@ -18,10 +18,11 @@ import uvloop
 from gateway import __version__
 from gateway import demo as tour
 from gateway.config.jsonschema import json_schema
-from gateway.config.load import ConfigError, load_config
+from gateway.config.load import ConfigError
 from gateway.config.schema import Config
 from gateway.engines import KINDS
 from gateway.engines.managed import ManagedError, find_model
+from gateway.policy.load import Setup, load_setup
 from gateway.server import Server, create_server, listen
 from gateway.telemetry.logs import RequestLog, configure_logging
 
@@ -54,7 +55,8 @@ def serve(path: Path) -> None:
 @_CONFIG
 def check(path: Path) -> None:
     """Check a config file and say what is wrong with it, without starting anything."""
-    config = _load(path)
+    setup = _load(path)
+    config = setup.config
     for name, engine in config.engines.items():
         if engine.managed is not None:
             try:
@@ -68,8 +70,8 @@ def check(path: Path) -> None:
 def demo() -> None:
     """Start two small real engines behind the gateway, ask them something, and stay up to be tried."""
     configure_logging(logging.ERROR)
-    config = _load(tour.CONFIG_PATH)
-    _run(config, request_log=Path(os.devnull), beside=_tour(config))
+    setup = _load(tour.CONFIG_PATH)
+    _run(setup, request_log=Path(os.devnull), beside=_tour(setup.config))
 
 
 @main.group()
@@ -83,9 +85,9 @@ def schema() -> None:
     click.echo(json.dumps(json_schema(KINDS), indent=2))
 
 
-def _load(path: Path) -> Config:
+def _load(path: Path) -> Setup:
     try:
-        return load_config(path, kinds=KINDS)
+        return load_setup(path, kinds=KINDS)
     except ConfigError as exc:
         raise click.ClickException(str(exc)) from None
 
@@ -100,11 +102,9 @@ def _tour(config: Config) -> Callable[[], Awaitable[None]]:
     return lambda: tour.tour(url, server.keys[0].key, next(iter(config.models)), sys.stdout)
 
 
-def _run(
-    config: Config, *, request_log: Path | None = None, beside: Callable[[], Awaitable[None]] | None = None
-) -> None:
+def _run(setup: Setup, *, request_log: Path | None = None, beside: Callable[[], Awaitable[None]] | None = None) -> None:
     """Serves until a signal comes, with the task `beside` next to it."""
-    address = config.server
+    address = setup.config.server
     try:
         listener = listen(address.host, address.port)
     except OSError as exc:
@@ -112,7 +112,7 @@ def _run(
             f"cannot listen on {address.host} port {address.port}: {os.strerror(exc.errno or 0)}"
         ) from None
     with listener, open(request_log or sys.stderr.fileno(), "w", closefd=request_log is not None) as out:
-        server = create_server(config, RequestLog(out))
+        server = create_server(setup, RequestLog(out))
         _spare_the_collector()
         _allow_open_files()
         try:

@@ -4,7 +4,6 @@ import difflib
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -19,7 +18,6 @@ from gateway.engines.identity import describe
 from gateway.engines.managed import ManagedEngine
 from gateway.errors import ModelNotFound, NoEngine
 from gateway.health.monitor import watch
-from gateway.policy.choose import least_loaded
 
 _LONGEST_NAME = 200
 """No model has a longer name, so that one is neither looked for nor repeated."""
@@ -28,33 +26,57 @@ _FIRST_LOOK = 2.0
 
 
 class Route:
-    """An engine that serves a model, and the name it has there.
+    """An engine that serves a model, and the name it has there: a place where a request can go.
 
     `identity` is what is known of the model there, and `headers` are those by which clients are told of all that.
     """
 
-    def __init__(self, backend: Backend, model: str) -> None:
+    def __init__(self, backend: Backend, model: str, weight: float = 1.0) -> None:
         self.backend = backend
         self.model = model
-        self.identity = describe(backend.model(model))
+        self.weight = weight
+        self.name = backend.name
+        known = backend.model(model)
+        self.context = known.context
+        self.warm = known.loaded is not False
+        self.rates = backend.rates(model)
+        self.identity = describe(known)
         self.headers = [(b"x-sluice-engine", header_value(backend.name)), (b"x-sluice-model", header_value(model))]
         if self.identity:
             self.headers.append((b"x-sluice-identity", header_value(self.identity)))
 
     @property
-    def load(self) -> float:
-        return self.backend.load
+    def ready(self) -> bool:
+        return self.backend.ready
+
+    @property
+    def capacity(self) -> int | None:
+        return self.backend.capacity
+
+    @property
+    def in_flight(self) -> int:
+        return self.backend.in_flight
 
     @property
     def last_used(self) -> int:
         return self.backend.last_used
+
+    @property
+    def load_time(self) -> float | None:
+        return self.backend.load_time(self.model)
+
+    def take(self) -> None:
+        self.backend.take()
+
+    def give_back(self) -> None:
+        self.backend.in_flight -= 1
 
 
 class ModelCard(msgspec.Struct, frozen=True):
     """A name that clients may ask for.
 
     `context` is the largest context among its engines, in tokens, and `capabilities` are what at least one of them
-    can do with it; `None` where one does not tell.
+    can do with it, `None` where one does not tell. `quantization` is there if all have the same.
     """
 
     name: str
@@ -62,22 +84,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     ready: bool
     context: int | None
     capabilities: frozenset[str] | None
-
-
-class Lease:
-    """An engine's attention for one request, given back at the end of the `with` block."""
-
-    def __init__(self, route: Route) -> None:
-        self._route = route
-
-    def __enter__(self) -> Route:
-        self._route.backend.in_flight += 1
-        return self._route
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._route.backend.in_flight -= 1
+    quantization: str | None = None
 
 
 class Fleet:
@@ -89,7 +96,6 @@ class Fleet:
         self._threads = max(1, (os.cpu_count() or 1) // max(1, managed))
         """For each managed engine that does not say: more threads than cores make all of them many times slower."""
         self.backends = {name: self._backend(name, engine) for name, engine in config.engines.items()}
-        self._uses = 0
         self._routes: dict[str, list[Route]] = {}
         self._update_routes()
 
@@ -145,7 +151,7 @@ class Fleet:
 
     def models(self) -> list[ModelCard]:
         """Every name that clients may ask for, in order."""
-        return [_card(name, routes) for name, routes in sorted(self._routes.items())]
+        return [card(name, routes) for name, routes in sorted(self._routes.items())]
 
     def model(self, name: str) -> ModelCard:
         """
@@ -155,24 +161,31 @@ class Fleet:
         routes = self._routes.get(name)
         if routes is None:
             raise self._unknown(name)
-        return _card(name, routes)
+        return card(name, routes)
 
-    def lease(self, model: str) -> Lease:
-        """The least loaded engine that is ready and has `model`.
+    def routes(self, model: str) -> list[Route]:
+        """Every place of a model that is no policy's.
 
         Raises:
             ModelNotFound: no engine is known to have it; the message names the nearest names.
-            NoEngine: those that have it are not ready, or an engine that may have it has never answered.
+            NoEngine: an engine that may have it has never answered.
         """
         routes = self._routes.get(model)
         if routes is None:
             raise self._unknown(model)
-        route = routes[0] if len(routes) == 1 else least_loaded(r for r in routes if r.backend.ready)
-        if route is None or not route.backend.ready:
-            raise NoEngine(_why_none(model, self._engines_of(model, routes)), retry_after=2)
-        self._uses += 1
-        route.backend.last_used = self._uses
-        return Lease(route)
+        return routes
+
+    def target(self, alias: str, engine: str, model: str | None, weight: float) -> Route | None:
+        """A place that a policy names, or `None` while its engine has not told the model's name."""
+        backend = self.backends[engine]
+        own_name = model or _own_name(backend, alias)
+        return None if own_name is None else Route(backend, own_name, weight)
+
+    def none_ready(self, model: str, backends: Sequence[Backend] | None = None) -> NoEngine:
+        """The error for a model whose engines are all away."""
+        return NoEngine(
+            _why_none(model, backends or self._engines_of(model, self._routes.get(model, []))), retry_after=2
+        )
 
     def _engines_of(self, model: str, routes: Sequence[Route]) -> list[Backend]:
         """Those that have `model`, or may have it."""
@@ -211,7 +224,7 @@ def _own_name(backend: Backend, alias: str) -> str | None:
     return models[0] if len(distinct) == 1 else None
 
 
-def _card(name: str, routes: Sequence[Route]) -> ModelCard:
+def card(name: str, routes: Sequence[Route]) -> ModelCard:
     models = [route.backend.model(route.model) for route in routes]
     told = [model.capabilities for model in models if model.capabilities is not None]
     return ModelCard(
@@ -220,6 +233,7 @@ def _card(name: str, routes: Sequence[Route]) -> ModelCard:
         any(route.backend.ready for route in routes),
         max((model.context for model in models if model.context is not None), default=None),
         frozenset().union(*told) if told and len(told) == len(models) else None,
+        models[0].quantization if len({model.quantization for model in models}) == 1 else None,
     )
 
 

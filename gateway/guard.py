@@ -23,6 +23,7 @@ class Guard:
         self._limit = ""
         self._deadline = float("inf")
         self._total = float("inf")
+        self._last = float("inf")
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -41,6 +42,12 @@ class Guard:
         if deadline < self._timer_due:
             self._set_timer()
 
+    def deadline(self, deadline: float) -> None:
+        """Bounds everything that follows, as the request's policy says."""
+        self._last = deadline
+        if deadline < self._timer_due:
+            self._set_timer()
+
     def cancel(self, cause: str) -> None:
         """Ends the block now; the first cause counts."""
         if self.cause is None and self._task is not None:
@@ -50,15 +57,19 @@ class Guard:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_due = min(self._deadline, self._total)
+        self._timer_due = min(self._deadline, self._total, self._last)
         delay = self._timer_due - time.perf_counter()
         self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         now = time.perf_counter()
-        if now >= self._deadline or now >= self._total:
-            self.cancel(self._limit if now >= self._deadline else "total")
+        if now >= self._deadline:
+            self.cancel(self._limit)
+        elif now >= self._total:
+            self.cancel("total")
+        elif now >= self._last:
+            self.cancel("deadline")
         else:
             self._set_timer()
 

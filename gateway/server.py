@@ -16,8 +16,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway.api.errors import error_body
 from gateway.api.exchange import CONNECTION
 from gateway.app import create_app
-from gateway.config.schema import Config
 from gateway.errors import InvalidRequest
+from gateway.policy.load import Setup
 from gateway.telemetry.logs import RequestLog
 
 _log = logging.getLogger("sluice.server")
@@ -56,6 +56,10 @@ class ClientProtocol(HttpToolsProtocol):
 
     def abort(self) -> None:
         self.transport.abort()
+
+    def hang_up(self) -> None:
+        self.cycle.disconnected = True  # else uvicorn complains that the answer was not completed
+        self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
         """Closes an idle connection; one whose answer is not taken yet only when the client takes no more of it."""
@@ -198,12 +202,13 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=4096)
 
 
-def create_server(config: Config, log: RequestLog | None = None) -> Server:
-    """A server for `config`, not yet listening."""
+def create_server(setup: Setup, log: RequestLog | None = None) -> Server:
+    """A server for `setup`, not yet listening."""
+    config = setup.config
     limits = {"max_head_bytes": config.server.max_header_bytes, "stall_timeout": config.server.stall_timeout}
     protocol = type("Protocol", (ClientProtocol,), limits)
     settings = uvicorn.Config(
-        create_app(config, log=log),
+        create_app(setup, log=log),
         host=config.server.host,
         port=config.server.port,
         http=protocol,

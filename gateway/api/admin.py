@@ -30,7 +30,7 @@ class EngineCard(msgspec.Struct, kw_only=True):
     state: str
     reason: str
     in_flight: int
-    capacity: int
+    capacity: int | None
     load: Load | None
     endpoints: list[str]
     abilities: list[str]

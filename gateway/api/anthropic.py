@@ -35,6 +35,8 @@ def error_body(error: GatewayError) -> bytes:
 
 class _AnthropicDoor:
     path: str
+    dialect = "anthropic"
+    breaks_off = False
 
     def error_body(self, error: GatewayError) -> bytes:
         return error_body(error)

@@ -40,6 +40,10 @@ class Door(Protocol):
     """One inference endpoint as clients see it. It knows no HTTP."""
 
     path: str
+    dialect: str
+    """`openai`, `anthropic` or `ollama`."""
+    breaks_off: bool
+    """Whether a stream that failed ends in mid-air, for clients that could take its error for a part of it."""
 
     def read(self, body: bytes) -> Asked:
         """

@@ -41,6 +41,9 @@ class Connection(Protocol):
     def abort(self) -> None:
         """Closes it at once, whatever is still to be sent."""
 
+    def hang_up(self) -> None:
+        """Closes it in the middle of an answer, once all that was written has gone."""
+
 
 class ClientGone(Exception):
     """The client closed its connection before it had sent its request or got its answer."""
@@ -51,7 +54,8 @@ class Exchange:
 
     Attributes:
         request_id: the client's `X-Request-Id` when it is harmless to repeat, else a new one.
-        started: whether the answer's head was sent, after which its status is fixed.
+        head_sent: whether the answer's head was sent, after which its status is fixed.
+        started: whether the answer itself has begun, and not only comments that keep the connection open.
         finishing: whether the last part of the answer is being sent, or was.
         finished: whether the client's connection has taken it.
     """
@@ -66,6 +70,7 @@ class Exchange:
             asked.decode() if asked is not None and _SAFE_ID.fullmatch(asked) else f"{_PROCESS}{next(_numbers):08x}"
         )
         self.status = 0
+        self.head_sent = False
         self.started = False
         self.finishing = False
         self.finished = False
@@ -114,19 +119,41 @@ class Exchange:
         return _Watch(self, self._connection, self._receive, guard)
 
     async def start(self, status: int, headers: HeaderList) -> None:
+        """Begins the answer. Where a comment came before it, its head has gone with that."""
         self.started = True
+        if self.head_sent:
+            return
+        self.head_sent = True
         self.status = status
         await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [(b"x-request-id", self.request_id.encode()), *headers],
+                "headers": [*self._id_headers(), *headers],
             }
         )
 
     def write_now(self, data: bytes) -> bool:
         """Writes without waiting, where that can be done; `False` says to `write` instead."""
         return self._connection is not None and self._connection.write_now(data)
+
+    def _id_headers(self) -> list[tuple[bytes, bytes]]:
+        """Anthropic's libraries look for the id under a name of their own."""
+        request_id = self.request_id.encode()
+        named = [(b"request-id", request_id)] if b"anthropic-version" in self.headers else []
+        return [(b"x-request-id", request_id), *named]
+
+    async def comment(self, text: str) -> None:
+        """Keeps the connection of a client that waits for a stream of events open."""
+        if not self.head_sent:
+            headers = [
+                (b"content-type", b"text/event-stream"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ]
+            await self.start(200, headers)
+            self.started = False
+        await self.write(b": " + text.encode() + b"\n\n")
 
     async def write(self, data: bytes) -> None:
         """Returns when the client's connection can take more."""
@@ -136,6 +163,14 @@ class Exchange:
         self.finishing = True
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
         self.finished = True
+
+    async def break_off(self, data: bytes) -> None:
+        """Ends an answer in mid-air after `data`, so that nobody can take it for whole."""
+        if self._connection is None:
+            return await self.finish(data)
+        await self.write(data)
+        self.finishing = self.finished = True
+        self._connection.hang_up()
 
     async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
         """A whole answer at once."""

@@ -7,16 +7,19 @@ from collections.abc import Callable
 
 import anyio
 
-from gateway.api.door import Door, Writer
+from gateway.admission import Lease
+from gateway.api.door import Asked, Door, Writer
 from gateway.api.errors import error_headers
 from gateway.api.exchange import ClientGone, Exchange, Receive, Scope, Send
 from gateway.api.writing import TranslatingClient
 from gateway.auth import Keys
 from gateway.config.schema import Server
 from gateway.errors import EngineTimeout, GatewayError, InvalidRequest
-from gateway.fleet import Fleet, Route
+from gateway.fleet import Route, header_value
 from gateway.guard import Guard
 from gateway.request import InferenceRequest
+from gateway.router import Client as Asker
+from gateway.router import Plan, Router
 from gateway.telemetry.logs import RequestLog, RequestRecord
 from gateway.telemetry.timeline import Timeline
 from gateway.upstream.attempt import Answer, Attempt
@@ -27,6 +30,7 @@ _log = logging.getLogger("sluice.api")
 _STATUS_CLIENT_LEFT = 499
 _LONGEST_LOGGED = 200
 """Characters of a model's name, which a client may make up."""
+_NO_LIMIT = float("inf")
 _LAST_WORD = 5.0
 """Seconds that a client has to take an error."""
 
@@ -38,15 +42,15 @@ class InferenceHandler:
         door: which one, and how its clients speak.
         server: limits of the listening side.
         keys: who may ask.
-        fleet: who answers.
+        router: who answers.
         log: gets one record a request.
     """
 
-    def __init__(self, door: Door, server: Server, keys: Keys, fleet: Fleet, log: RequestLog) -> None:
+    def __init__(self, door: Door, server: Server, keys: Keys, router: Router, log: RequestLog) -> None:
         self.door = door
         self.server = server
         self.keys = keys
-        self.fleet = fleet
+        self.router = router
         self.log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +66,8 @@ class _Call:
         self.exchange = exchange
         self.guard = Guard()
         self.timeline = Timeline()
-        self.key: str | None = None
+        self.asker = Asker()
+        self.plan: Plan | None = None
         self.error_event: Callable[[GatewayError], bytes] = handler.door.error_event
         self.request: InferenceRequest | None = None
         self.route: Route | None = None
@@ -101,19 +106,47 @@ class _Call:
             raise InvalidRequest(
                 f"{exchange.path} takes POST, not {exchange.method}.", status=405, code="method_not_allowed"
             )
-        self.key = self.handler.keys.check(exchange.raw_headers)
+        key = self.handler.keys.check(exchange.raw_headers)
+        self.asker = Asker(
+            key.name if key is not None else "",
+            key.priority if key is not None else "normal",
+            self.handler.door.dialect,
+            exchange.headers,
+        )
         body = await exchange.read_body(guard, server.max_body_bytes, server.body_timeout)
         asked = self.handler.door.read(body)
         self.request = asked.request
         async with exchange.watch(guard):
-            with self.handler.fleet.lease(asked.request.model) as route:
-                self.route = route
-                self.timeline.routed = time.perf_counter()
+            router = self.handler.router
+            self.plan = plan = router.plan(asked.request, self.asker)
+            self.timeline.routed = now = time.perf_counter()
+            guard.until("queue", _NO_LIMIT)
+            if plan.verdict.deadline is not None:
+                guard.deadline(self.timeline.received + plan.verdict.deadline)
+            async with router.lease(plan, asked.request, self.asker, now - self.timeline.received) as lease:
+                await self._wait(lease, asked)
+                self.route = route = lease.place
                 if asked.as_chat is not None and asked.request.endpoint not in route.backend.engine.serves:
                     asked = asked.as_chat()
                     self.error_event = asked.failed or self.error_event
-                async with Attempt(route.backend, route.model, asked.request, guard, self.timeline) as answer:
-                    await self._relay(answer, asked.request, asked.writer)
+                request = asked.request
+                if plan.verdict.set or plan.verdict.cap:
+                    request = request.with_fields(plan.verdict.set, plan.verdict.cap)
+                async with Attempt(route.backend, route.model, request, guard, self.timeline) as answer:
+                    await self._relay(answer, request, asked.writer)
+
+    async def _wait(self, lease: Lease[Route], asked: Asked) -> None:
+        """Waits for a place at an engine, and has a client whose answer will be a stream of events know it."""
+        if not lease.waited:
+            return
+        admission = self.handler.router.admission
+        told = asked.request.stream and (asked.writer is None or asked.writer.content_type.startswith(b"text/event-s"))
+        while not await lease.granted(self.handler.router.queue.comment_interval):
+            if told:
+                wait = admission.expected_wait(lease.ask)
+                about = f", about {wait:.0f} s" if wait < _NO_LIMIT else ""
+                await self.exchange.comment(f"waiting for an engine, place {admission.position(lease.ask)}{about}")
+        self.timeline.admitted = time.perf_counter()
 
     async def _relay(self, answer: Answer, request: InferenceRequest, writer: Writer | None) -> None:
         server = self.handler.server
@@ -143,7 +176,15 @@ class _Call:
         await self.stream.run()
 
     def _engine_headers(self) -> list[tuple[bytes, bytes]]:
-        return [*self.route.headers, (b"x-sluice-attempt", b"1")] if self.route is not None else []
+        if self.route is None:
+            return []
+        tier = self._tier()
+        decision = []
+        if tier is not None and self.plan is not None:
+            decision = [(b"x-sluice-tier", tier.encode())]
+            if self.plan.verdict.rule is not None:
+                decision.append((b"x-sluice-rule", header_value(self.plan.verdict.rule)))
+        return [*self.route.headers, (b"x-sluice-attempt", b"1"), *decision]
 
     async def _after_limit(self) -> GatewayError | None:
         """The error for the limit that ended the request, if one did; a whole answer is ended as it should have."""
@@ -180,8 +221,9 @@ class _Call:
         if exchange.finished:
             return
         with anyio.move_on_after(0 if error.code == "client_stalled" else _LAST_WORD) as scope:
-            if exchange.started:
-                await exchange.finish(self.error_event(error))
+            if exchange.head_sent:
+                end = exchange.break_off if self.handler.door.breaks_off else exchange.finish
+                await end(self.error_event(error))
             else:
                 allow = [(b"allow", b"POST")] if error.status == 405 else []
                 headers = [*error_headers(error), *self._engine_headers(), *allow]
@@ -190,9 +232,25 @@ class _Call:
             exchange.abort()
 
     def _learn(self) -> None:
-        route, load = self.route, self.timeline.report.load
-        if route is not None and load is not None:
-            route.backend.learn_load_time(route.model, load)
+        """What a request that was answered shows of the engine's speed, and of the prompt's length."""
+        route, request, timeline = self.route, self.request, self.timeline
+        report = timeline.report
+        if route is None or request is None or timeline.dispatched is None:
+            return
+        if report.load is not None:
+            route.backend.learn_load_time(route.model, report.load)
+        if self.exchange.status == 200 and self.exchange.finished and timeline.first_output is not None:
+            ended = timeline.last_output or timeline.first_output
+            ttft = timeline.first_output - (timeline.prefilling or timeline.dispatched) if request.stream else None
+            route.rates.learn(report, held=ended - timeline.dispatched, ttft=ttft)
+            if report.prompt_tokens is not None and not request.features.images:
+                self.handler.router.ratio(request.model).learn(request.features.size, report.prompt_tokens)
+
+    def _tier(self) -> str | None:
+        """The tier of a policy that the request went to."""
+        if self.plan is None or self.plan.policy is None or self.route is None:
+            return None
+        return next((name for name, places in self.plan.tiers if self.route in places), None)
 
     def _record(self, error: GatewayError | None) -> None:
         exchange, timeline, request = self.exchange, self.timeline, self.request
@@ -210,13 +268,16 @@ class _Call:
                 status=exchange.status,
                 outcome="cancelled" if self.guard.cause == Guard.GONE else error.code if error is not None else "ok",
                 message=error.message if error is not None and error.own_words else None,
-                key=self.key,
+                key=self.asker.key or None,
                 model=request.model[:_LONGEST_LOGGED] if request is not None else None,
                 engine=self.route.backend.name if self.route is not None else None,
                 engine_model=self.route.model if self.route is not None else None,
                 identity=(self.route.identity or None) if self.route is not None else None,
                 attempt=1 if timeline.dispatched is not None else None,
                 stream=request is not None and request.stream,
+                tier=self._tier(),
+                priority=self.plan.priority if self.plan is not None and self.plan.priority != "normal" else None,
+                queued=timeline.queued,
                 routed=timeline.since(timeline.routed, start),
                 dispatched=timeline.since(timeline.dispatched, start),
                 first_frame=timeline.since(timeline.first_frame, start),

@@ -1,7 +1,7 @@
 """`GET /v1/models`: the names that clients may ask for, in OpenAI's form, or in Anthropic's for its own clients."""
 
 from datetime import UTC, datetime
-from typing import Annotated, TypeAlias
+from typing import Annotated, Protocol, TypeAlias
 
 import msgspec
 from litestar import Request, get
@@ -12,10 +12,21 @@ from litestar.params import FromPath, FromQuery, Parameter
 from gateway.api import anthropic
 from gateway.auth import Keys
 from gateway.fleet import Fleet, ModelCard
+from gateway.router import Router
 
 AnyRequest: TypeAlias = Request[None, None, State]
 Keys_: TypeAlias = NamedDependency[Keys]
 Fleet_: TypeAlias = NamedDependency[Fleet]
+
+
+class Names(Protocol):
+    """Knows the models that clients may ask for."""
+
+    def models(self) -> list[ModelCard]: ...
+    def model(self, name: str) -> ModelCard: ...
+
+
+Names_: TypeAlias = NamedDependency[Router]
 StartedAt: TypeAlias = NamedDependency[int]
 
 
@@ -57,6 +68,7 @@ class AnthropicModel(msgspec.Struct, tag_field="type", tag="model", kw_only=True
     id: str
     display_name: str
     created_at: datetime
+    max_input_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnthropicModelList(msgspec.Struct):
@@ -67,7 +79,12 @@ class AnthropicModelList(msgspec.Struct):
 
 
 def _anthropic_model(card: ModelCard, created: int) -> AnthropicModel:
-    return AnthropicModel(id=card.name, display_name=card.name, created_at=datetime.fromtimestamp(created, UTC))
+    return AnthropicModel(
+        id=card.name,
+        display_name=card.name,
+        created_at=datetime.fromtimestamp(created, UTC),
+        max_input_tokens=msgspec.UNSET if card.context is None else card.context,
+    )
 
 
 def _anthropic_page(
@@ -84,7 +101,7 @@ def _anthropic_page(
 async def list_models(
     request: AnyRequest,
     keys: Keys_,
-    fleet: Fleet_,
+    names: Names_,
     started_at: StartedAt,
     limit: FromQuery[Annotated[int, Parameter(ge=1, le=1000)]] = 1000,
     after_id: FromQuery[str | None] = None,
@@ -92,7 +109,7 @@ async def list_models(
 ) -> ModelList | AnthropicModelList:
     """Every model, those of engines that are down included. `limit` and both ids are Anthropic's."""
     keys.check(request.scope["headers"])
-    cards = fleet.models()
+    cards = names.models()
     if anthropic.VERSION in request.headers:
         return _anthropic_page([_anthropic_model(card, started_at) for card in cards], limit, after_id, before_id)
     return ModelList([_model(card, started_at) for card in cards])
@@ -100,9 +117,9 @@ async def list_models(
 
 @get("/v1/models/{name:path}")
 async def get_model(
-    request: AnyRequest, keys: Keys_, fleet: Fleet_, started_at: StartedAt, name: FromPath[str]
+    request: AnyRequest, keys: Keys_, names: Names_, started_at: StartedAt, name: FromPath[str]
 ) -> Model | AnthropicModel:
     """One model; its name may hold slashes."""
     keys.check(request.scope["headers"])
-    card = fleet.model(name.removeprefix("/"))
+    card = names.model(name.removeprefix("/"))
     return _anthropic_model(card, started_at) if anthropic.VERSION in request.headers else _model(card, started_at)

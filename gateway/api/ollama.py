@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import msgspec
-from litestar import MediaType, get, post, route
+from litestar import MediaType, post, route
+from litestar.types import Method
 
 from gateway.api.door import Asked, Door, Writer
-from gateway.api.models import AnyRequest, Fleet_, Keys_, StartedAt
+from gateway.api.models import AnyRequest, Keys_, Names, Names_, StartedAt
 from gateway.errors import GatewayError, InvalidRequest, NoEngine
-from gateway.fleet import Fleet, ModelCard
+from gateway.fleet import ModelCard
 from gateway.translate.ollama_openai import Chat, Embed, Embeddings, Generate, OllamaRequest, parse
 from gateway.translate.ollama_openai_answers import ChatWriter, EmbeddingsWriter, EmbedWriter, GenerateWriter
 
@@ -23,6 +24,7 @@ API_VERSION = "0.33.0"
 """The version of Ollama whose API this is: programs compare it with the one that they need."""
 CAPABILITIES = ["completion", "tools"]
 """Claimed of a model whose engine does not tell: programs hide models without them. An engine says no for itself."""
+_READ: list[Method] = ["GET", "HEAD"]
 _NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 
 
@@ -35,7 +37,7 @@ def error_body(error: GatewayError) -> bytes:
     return error.body if isinstance(error, _NothingAsked) else msgspec.json.encode(_Error(error.message))
 
 
-def find(fleet: Fleet, name: str) -> ModelCard:
+def find(names: Names, name: str) -> ModelCard:
     """The model that is meant by `name`: to Ollama's programs `name` and `name:latest` are one, unless both are there.
 
     Raises:
@@ -43,11 +45,11 @@ def find(fleet: Fleet, name: str) -> ModelCard:
         NoEngine: the same, and an engine that may have it has never answered.
     """
     try:
-        return fleet.model(name)
+        return names.model(name)
     except GatewayError:
         with contextlib.suppress(GatewayError):
             short = name.removesuffix(":latest")
-            return fleet.model(short if short != name else f"{name}:latest")
+            return names.model(short if short != name else f"{name}:latest")
         raise
 
 
@@ -77,16 +79,19 @@ class OllamaDoor:
         path: of the endpoint.
         kind: what its requests are.
         writer: makes the writer of one answer, from the model's name as the client has it.
-        fleet: knows the models' names.
+        names: knows the models.
     """
 
+    dialect = "ollama"
+    breaks_off = True
+
     def __init__(
-        self, path: str, kind: type[OllamaRequest], writer: Callable[[str], OllamaWriter], fleet: Fleet
+        self, path: str, kind: type[OllamaRequest], writer: Callable[[str], OllamaWriter], names: Names
     ) -> None:
         self.path = path
         self._kind = kind
         self._writer = writer
-        self._fleet = fleet
+        self._names = names
 
     def read(self, body: bytes) -> Asked:
         try:
@@ -95,7 +100,7 @@ class OllamaDoor:
             raise InvalidRequest("The request body is nested too deeply.", code="invalid_json") from None
 
     def _read(self, asked: OllamaRequest) -> Asked:
-        card = find(self._fleet, asked.model)
+        card = find(self._names, asked.model)
         writer = self._writer(asked.model)
         if asked.empty:
             if asked.done_reason == "load" and not card.ready:
@@ -117,12 +122,12 @@ class OllamaDoor:
         return error_body(error) + b"\n"
 
 
-def doors(fleet: Fleet) -> list[Door]:
+def doors(names: Names) -> list[Door]:
     return [
-        OllamaDoor("/api/chat", Chat, ChatWriter, fleet),
-        OllamaDoor("/api/generate", Generate, GenerateWriter, fleet),
-        OllamaDoor("/api/embed", Embed, EmbedWriter, fleet),
-        OllamaDoor("/api/embeddings", Embeddings, EmbeddingsWriter, fleet),
+        OllamaDoor("/api/chat", Chat, ChatWriter, names),
+        OllamaDoor("/api/generate", Generate, GenerateWriter, names),
+        OllamaDoor("/api/embed", Embed, EmbedWriter, names),
+        OllamaDoor("/api/embeddings", Embeddings, EmbeddingsWriter, names),
     ]
 
 
@@ -196,7 +201,7 @@ class _Version(msgspec.Struct):
 
 
 def _details(card: ModelCard) -> _Details:
-    return _Details(context_length=_known(card.context))
+    return _Details(context_length=_known(card.context), quantization_level=card.quantization or "")
 
 
 def _capabilities(card: ModelCard) -> list[str]:
@@ -215,21 +220,21 @@ def _time(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-@route("/", http_method=["GET", "HEAD"], media_type=MediaType.TEXT)
+@route("/", http_method=_READ, media_type=MediaType.TEXT)
 async def root(request: AnyRequest, keys: Keys_) -> str:
     """By this text programs know that what they talk to has Ollama's API."""
     keys.check(request.scope["headers"])
     return "Ollama is running"
 
 
-@get("/api/version")
+@route("/api/version", http_method=_READ)
 async def version(request: AnyRequest, keys: Keys_) -> _Version:
     keys.check(request.scope["headers"])
     return _Version(API_VERSION)
 
 
-@get("/api/tags")
-async def tags(request: AnyRequest, keys: Keys_, fleet: Fleet_, started_at: StartedAt) -> _Tags:
+@route("/api/tags", http_method=_READ)
+async def tags(request: AnyRequest, keys: Keys_, names: Names_, started_at: StartedAt) -> _Tags:
     """Every model, those of engines that are down included."""
     keys.check(request.scope["headers"])
     return _Tags(
@@ -242,13 +247,13 @@ async def tags(request: AnyRequest, keys: Keys_, fleet: Fleet_, started_at: Star
                 details=_details(card),
                 capabilities=_capabilities(card),
             )
-            for card in fleet.models()
+            for card in names.models()
         ]
     )
 
 
-@get("/api/ps")
-async def processes(request: AnyRequest, keys: Keys_, fleet: Fleet_) -> _Processes:
+@route("/api/ps", http_method=_READ)
+async def processes(request: AnyRequest, keys: Keys_, names: Names_) -> _Processes:
     """The models of engines that can take requests; they stay."""
     keys.check(request.scope["headers"])
     return _Processes(
@@ -261,18 +266,18 @@ async def processes(request: AnyRequest, keys: Keys_, fleet: Fleet_) -> _Process
                 expires_at=_NEVER,
                 context_length=_known(card.context),
             )
-            for card in fleet.models()
+            for card in names.models()
             if card.ready
         ]
     )
 
 
 @post("/api/show", status_code=200)
-async def show(request: AnyRequest, keys: Keys_, fleet: Fleet_, started_at: StartedAt) -> _Shown:
+async def show(request: AnyRequest, keys: Keys_, names: Names_, started_at: StartedAt) -> _Shown:
     """One model. Its body is JSON whatever its content type says: that is how Ollama reads it."""
     keys.check(request.scope["headers"])
     asked = parse(_ShowRequest, await request.body())
-    card = find(fleet, asked.model or asked.name)
+    card = find(names, asked.model or asked.name)
     info: dict[str, Any] = {"general.architecture": "sluice"}
     if card.context is not None:
         info["sluice.context_length"] = card.context

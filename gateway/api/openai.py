@@ -12,6 +12,9 @@ from gateway.translate.embeddings import EmbeddingsWriter
 class OpenAIDoor:
     """An endpoint of OpenAI's own."""
 
+    dialect = "openai"
+    breaks_off = False
+
     def __init__(self, endpoint: Endpoint, path: str | None = None) -> None:
         self.path = path or endpoint.value
         self._endpoint = endpoint

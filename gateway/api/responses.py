@@ -35,6 +35,8 @@ class ResponsesDoor:
     """Answers, whole and streamed, from any engine that can chat."""
 
     path = "/v1/responses"
+    dialect = "openai"
+    breaks_off = False
 
     def read(self, body: bytes) -> Asked:
         return Asked(parse_request(Endpoint.RESPONSES, body), as_chat=lambda: _as_chat(body))

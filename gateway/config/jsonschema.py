@@ -24,7 +24,8 @@ def json_schema(kinds: Collection[str]) -> dict[str, object]:
     definitions = generated["$defs"]
     definitions["Engine"]["properties"]["kind"] = {"enum": sorted(kinds)}
     definitions["Config"]["properties"]["models"]["additionalProperties"] = _targets()
-    for section, key, text in _docstrings():
+    for section, name, text in _docstrings():
+        [key] = [field.encode_name for field in msgspec.structs.fields(vars(schema)[section]) if field.name == name]
         definitions[section]["properties"][key]["description"] = text
     definitions = {name: _with_references(definition) for name, definition in definitions.items()}
     definitions["Reference"] = {

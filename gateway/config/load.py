@@ -29,7 +29,7 @@ engines:
 
 def load_config(path: pathlib.Path, *, environ: Mapping[str, str] = os.environ, kinds: Collection[str]) -> Config:
     """Read and check the config file at `path`; see parse_config. Raises ConfigError, also for an unreadable file."""
-    return parse_config(_read(path), str(path), environ=environ, kinds=kinds)
+    return parse_config(read_text(path), str(path), environ=environ, kinds=kinds)
 
 
 def parse_config(text: str, source: str, *, environ: Mapping[str, str] = os.environ, kinds: Collection[str]) -> Config:
@@ -55,7 +55,8 @@ def parse_config(text: str, source: str, *, environ: Mapping[str, str] = os.envi
     return msgspec.convert(data, Config, strict=True)
 
 
-def _read(path: pathlib.Path) -> str:
+def read_text(path: pathlib.Path) -> str:
+    """The text of a config file. Raises ConfigError where it cannot be read."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -118,10 +119,11 @@ def _long_form(root: Node) -> Node:
 def _models(node: Node) -> Node:
     if not isinstance(node, document.Mapping):
         return node
-    return document.Mapping(node.line, [(name, _targets(targets)) for name, targets in node.entries])
+    return document.Mapping(node.line, [(name, long_targets(targets)) for name, targets in node.entries])
 
 
-def _targets(node: Node) -> Node:
+def long_targets(node: Node) -> Node:
+    """A list of targets with each one written out: `fast`, alone or in a list, is `{engine: fast}`."""
     if isinstance(node, Broken) or is_null(node):
         return node
     items = node.items if isinstance(node, Listing) else [node]

@@ -10,11 +10,11 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of the config: unknown keys are errors, so a misspelt limit cannot be switched off in silence."""
 
 
-class Timeouts(_Section, frozen=True):
+class Timeouts(Section, frozen=True):
     """How long each phase of one call to an engine may take. See docs/configuration.md, "Timeouts"."""
 
     connect: Seconds = 5.0
@@ -29,14 +29,14 @@ class Timeouts(_Section, frozen=True):
     """For the whole call."""
 
 
-class Probe(_Section, frozen=True):
+class Probe(Section, frozen=True):
     """How an engine's health is watched. Probes never generate text and never load a model."""
 
     interval: Seconds = 5.0
     timeout: Seconds = 3.0
 
 
-class Managed(_Section, frozen=True):
+class Managed(Section, frozen=True):
     """A llama.cpp server that Sluice starts as a child process and ends with itself."""
 
     model: Name
@@ -51,7 +51,7 @@ class Managed(_Section, frozen=True):
     """Listening port on 127.0.0.1; by default a free one."""
 
 
-class Pin(_Section, frozen=True):
+class Pin(Section, frozen=True):
     """What a model must be to be used. An engine whose model is another, or does not say, takes no requests."""
 
     digest: Annotated[str, Meta(min_length=8)] | None = None
@@ -64,7 +64,7 @@ class Pin(_Section, frozen=True):
     """The context length in force, in tokens."""
 
 
-class Engine(_Section, frozen=True):
+class Engine(Section, frozen=True):
     """One backend engine: a server that runs models. Exactly one of `url` and `managed` is set."""
 
     kind: Name
@@ -92,7 +92,7 @@ class Engine(_Section, frozen=True):
     probe: Probe = msgspec.field(default_factory=Probe)
 
 
-class Target(_Section, frozen=True):
+class Target(Section, frozen=True):
     """Where requests for a model name may go."""
 
     engine: Name
@@ -100,14 +100,28 @@ class Target(_Section, frozen=True):
     """The engine's own name for the model. Not set: the name asked for, or the engine's only model."""
 
 
-class Key(_Section, frozen=True):
+class Key(Section, frozen=True, rename={"priority": "class"}):
     """A client's API key."""
 
     name: Name
     key: Annotated[str, Meta(min_length=8)]
+    priority: Literal["high", "normal", "low"] = "normal"
+    """Before whom its requests wait; policies can look at it as `key_class`, and change it."""
 
 
-class Server(_Section, frozen=True):
+class Queue(Section, frozen=True):
+    """How requests wait for a place at an engine."""
+
+    limit: Annotated[int, Meta(ge=0)] = 1000
+    """Requests that may wait at the same time; one more is refused (429)."""
+    timeout: Seconds = 300.0
+    """The longest wait of a request; then it is refused (503)."""
+    comment_interval: Seconds = 10.0
+    """How often a streaming client that waits is told its place, in a comment of the stream, so that nothing on the
+    way takes the connection for dead. The first one comes after this time too."""
+
+
+class Server(Section, frozen=True):
     """The listening side."""
 
     host: str = "127.0.0.1"
@@ -128,10 +142,13 @@ class Server(_Section, frozen=True):
     """How long running requests may go on after a request to stop."""
 
 
-class Config(_Section, frozen=True):
+class Config(Section, frozen=True):
     """The whole of `sluice.yaml`."""
 
     engines: Annotated[dict[Name, Engine], Meta(min_length=1)]
     models: dict[Name, list[Target]] = {}
     """Names that clients may use besides those of the engines' own models."""
+    policy: str | None = None
+    """A policy file, beside which more names are routed; a path from this file's directory."""
+    queue: Queue = msgspec.field(default_factory=Queue)
     server: Server = msgspec.field(default_factory=Server)

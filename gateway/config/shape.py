@@ -46,7 +46,7 @@ class Reader:
 
     def _struct(self, node: Node, kind: StructType, path: Path) -> dict[str, object]:
         values: dict[str, object] = {}
-        fields = {field.name: field for field in kind.fields}
+        fields = {field.encode_name: field for field in kind.fields}
         for key, value in self._entries(node, path):
             field = fields.get(key.text)
             if field is None:
@@ -54,7 +54,7 @@ class Reader:
             elif self._is_new(key, path):
                 values[key.text] = self.read(value, field.type, (*path, key.text))
         if isinstance(node, Mapping):
-            missing = [field.name for field in kind.fields if field.required and field.name not in values]
+            missing = [field.encode_name for field in kind.fields if field.required and field.encode_name not in values]
             for name in missing:
                 self._problems.add(node.line, path, f"`{name}` is missing")
         return values
@@ -99,7 +99,7 @@ class Reader:
         return first is None
 
     def _unknown(self, key: str, value: Node, kind: StructType, path: Path) -> str:
-        known = [field.name for field in kind.fields]
+        known = [field.encode_name for field in kind.fields]
         head, colon, _ = key.partition(":")
         if colon and head in known:
             return f"a space is missing after `{head}:`"
@@ -125,9 +125,9 @@ def _sections(kind: Type, path: Path) -> Iterator[tuple[Path, list[str]]]:
     """The path of each section of the schema, and its keys."""
     match kind:
         case StructType():
-            yield path, [field.name for field in kind.fields]
+            yield path, [field.encode_name for field in kind.fields]
             for field in kind.fields:
-                yield from _sections(field.type, (*path, field.name))
+                yield from _sections(field.type, (*path, field.encode_name))
         case DictType():
             yield from _sections(kind.value_type, (*path, _ANY))
         case ListType():

@@ -28,6 +28,10 @@ class RequestRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What is known of the model that served: digest, version, quantization, context."""
     attempt: int | None = None
     stream: bool = False
+    tier: str | None = None
+    priority: str | None = None
+    queued: float | None = None
+    """How long it waited for a place; absent if it had not to."""
     routed: float | None = None
     dispatched: float | None = None
     first_frame: float | None = None

@@ -11,7 +11,8 @@ class Timeline:
     """Moments are `time.perf_counter` seconds; `None` has not happened. Spans, metrics and logs are made from it.
 
     received: the request's head was read.
-    routed: its body was read and an engine chosen.
+    routed: its body was read, and it is known where it may go.
+    admitted: it had a place at an engine, if it had to wait for one.
     dispatched: the request was given to the engine's transport.
     first_frame: the first bytes of the reply's body came.
     prefilling: the engine began to work on the prompt, if it tells; until then it let the request wait.
@@ -22,6 +23,7 @@ class Timeline:
     """
 
     __slots__ = (
+        "admitted",
         "dispatched",
         "done",
         "first_delivered",
@@ -39,6 +41,7 @@ class Timeline:
         self.started_at = time.time()
         self.received = now()
         self.routed: float | None = None
+        self.admitted: float | None = None
         self.dispatched: float | None = None
         self.first_frame: float | None = None
         self.prefilling: float | None = None
@@ -58,6 +61,11 @@ class Timeline:
         return self.since(self.first_output, self.received)
 
     @property
+    def queued(self) -> float | None:
+        """How long it waited for a place at an engine, in seconds; `None` if it had not to."""
+        return self.since(self.admitted, self.routed)
+
+    @property
     def engine_queue(self) -> float | None:
         """How long the engine let the request wait, in seconds: as it says, or as its first word on prefill shows."""
         told = self.report.queue
@@ -68,8 +76,12 @@ class Timeline:
     def server_timing(self) -> bytes:
         """The value of a `Server-Timing` header (milliseconds), with the phases known so far."""
         report = self.report
+        own = self.since(self.dispatched, self.received)
+        if own is not None and self.queued is not None:
+            own -= self.queued
         phases = (
-            ("gateway", self.since(self.dispatched, self.received)),
+            ("gateway", own),
+            ("queue", self.queued),
             ("ttft", self.ttft),
             ("total", self.since(self.done, self.received)),
             ("engine-queue", self.engine_queue),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.errors import InvalidRequest
-from gateway.request import Endpoint, InferenceRequest
+from gateway.request import Endpoint, InferenceRequest, parse_request
 from gateway.translate.chat import (
     ChatRequest,
     ContentPart,
@@ -51,6 +51,9 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     repeat_penalty: float | None = None
     num_ctx: int | None = None
     """Tokens of context. An engine's own is fixed, so that this only says how much is needed."""
+    reasoning_effort: str | None = None
+    """Not Ollama's, as `logit_bias`: Open WebUI puts them here."""
+    logit_bias: dict[str, float] | None = None
 
     # Dropped: how a model is run is for its engine to say, and these of sampling have no counterpart.
     draft_num_predict: Json = None
@@ -243,6 +246,7 @@ def parse(kind: type[_Any], body: bytes) -> _Any:
 
 
 def _chat(asked: Generation, model: str, messages: list[Message], tools: list[Tool] | None = None) -> InferenceRequest:
+    options = asked.options or Options()
     request = ChatRequest(
         model=model,
         messages=messages,
@@ -250,7 +254,8 @@ def _chat(asked: Generation, model: str, messages: list[Message], tools: list[To
         response_format=_response_format(asked.format),
         logprobs=asked.logprobs or None,
         top_logprobs=asked.top_logprobs if asked.logprobs else None,
-        reasoning_effort=_effort(asked.think),
+        reasoning_effort=_effort(asked.think) or options.reasoning_effort,
+        logit_bias=options.logit_bias,
     )
     return _request(asked, request, Endpoint.CHAT)
 
@@ -261,16 +266,15 @@ def _request(asked: Generation, request: ChatRequest | CompletionRequest, endpoi
         setattr(request, name, getattr(options, name))
     request.stop = options.stop or None
     request.max_tokens = options.num_predict if (options.num_predict or 0) > 0 else None
-    stream = asked.stream is not False
-    if stream:
+    if asked.stream is not False:
         request.stream = True
         request.stream_options = StreamOptions(include_usage=True)
-    return InferenceRequest(endpoint, msgspec.json.encode(request), request.model, stream, 1)
+    return parse_request(endpoint, msgspec.json.encode(request))
 
 
 def _embedding(model: str, text: str | list[str], dimensions: int | None = None) -> InferenceRequest:
     request = EmbeddingRequest(model=model, input=text, encoding_format="float", dimensions=dimensions)
-    return InferenceRequest(Endpoint.EMBEDDINGS, msgspec.json.encode(request), model, False, 1)
+    return parse_request(Endpoint.EMBEDDINGS, msgspec.json.encode(request))
 
 
 def _effort(think: bool | str | None) -> str | None:

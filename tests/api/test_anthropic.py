@@ -52,6 +52,12 @@ async def ask(*script: bytes | float | Step, body: object = ASK, path: str = MES
         return await post_json(sluice.port, path, body)
 
 
+async def test_the_request_s_id_is_there_under_the_name_that_anthropic_gives_it() -> None:
+    async with ScriptedEngine([OK]) as engine, gateway(engine.url) as sluice:
+        reply = await post_json(sluice.port, MESSAGES, ASK, {"anthropic-version": "2023-06-01"})
+    assert reply.headers.get("request-id") == reply.headers.get("x-request-id") is not None
+
+
 class TestWhatTheEngineGets:
     async def test_a_chat_under_its_own_name_of_the_model(self) -> None:
         async with ScriptedEngine([OK]) as engine:

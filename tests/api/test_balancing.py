@@ -104,9 +104,9 @@ class TestLoad:
     @pytest.mark.parametrize(
         ("configured", "told", "expected"),
         [
-            ((1, 3), (4, 4), [2, 6]),  # by the config
-            ((None, None), (1, 3), [2, 6]),  # by what llama.cpp says in /props
-            ((None, 6), (2, 1), [2, 6]),
+            ((4, 12), (16, 16), [2, 6]),  # by the config
+            ((None, None), (4, 12), [2, 6]),  # by what llama.cpp says in /props
+            ((None, 18), (6, 3), [2, 6]),
         ],
     )
     async def test_it_is_a_share_of_what_an_engine_can_run_at_once(

@@ -188,6 +188,7 @@ class TestAnthropicsClients:
             ("model", name, name) for name in self.NAMES
         ]
         assert datetime.fromisoformat(body["data"][0]["created_at"]).tzinfo is not None
+        assert "max_input_tokens" not in body["data"][0]  # nobody told
 
     @pytest.mark.parametrize(
         ("query", "names", "more"),

@@ -260,14 +260,16 @@ class TestErrors:
         ids=["error", "reset", "end", "tool call", "form"],
     )
     async def test_a_stream_that_fails_ends_with_an_error_and_without_done(
-        self, broken: list[Any], message: str, outcome: str
+        self, broken: list[Any], message: str, outcome: str, caplog: pytest.LogCaptureFixture
     ) -> None:
+        """And its body breaks off, as some programs overlook the error and would take the answer for whole."""
         script = [SSE_HEAD, chunk(ROLE + T("par")), 0.05, *broken]
         async with ScriptedEngine(script) as engine, gateway(engine.url) as sluice:
             reply = await post_json(sluice.port, CHAT, ASK)
             record = await sluice.record()
         first, last = lines(reply)
-        assert reply.complete
+        assert not reply.complete
+        assert not caplog.records
         assert (first["message"]["content"], first["done"]) == ("par", False)
         assert last == {"error": message}
         assert record["outcome"] == outcome

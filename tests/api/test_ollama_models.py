@@ -102,6 +102,13 @@ class TestModels:
             assert all(part.isdigit() for part in version.split("."))
 
 
+async def test_what_is_read_may_be_asked_for_by_head() -> None:
+    async with ScriptedEngine() as engine, gateway(engine.url) as sluice:
+        for path in ("/", "/api/tags", "/api/ps", "/api/version"):
+            reply = await request(sluice.port, "HEAD", path)
+            assert (reply.status, reply.body) == (200, b"")
+
+
 READ = [("GET", "/"), ("GET", "/api/tags"), ("GET", "/api/ps"), ("GET", "/api/version"), ("POST", "/api/show")]
 CHANGE = [
     ("POST", "/api/pull"),

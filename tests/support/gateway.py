@@ -16,6 +16,7 @@ import anyio
 import msgspec
 
 from gateway.config.schema import Config
+from gateway.policy.load import Setup, parse_policy
 from gateway.server import Server, create_server, listen
 from gateway.telemetry.logs import RequestLog
 
@@ -61,6 +62,7 @@ def make_config(
     engines: Mapping[str, Mapping[str, Any]] | None = None,
     models: Mapping[str, Any] | None = None,
     server: Mapping[str, Any] | None = None,
+    queue: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Config:
     """A config with an engine for each of `urls`, named `a`, `b`, ...; or with `engines` as they are.
@@ -68,23 +70,31 @@ def make_config(
     `fields` go to every engine made from `urls`.
     """
     named = engines or {chr(ord("a") + at): engine_config(url, **fields) for at, url in enumerate(urls)}
-    return msgspec.convert({"engines": named, "models": models or {}, "server": server or {}}, Config)
+    return msgspec.convert(
+        {"engines": named, "models": models or {}, "server": server or {}, "queue": queue or {}}, Config
+    )
 
 
 @asynccontextmanager
 async def gateway(
     *urls: str,
     config: Config | None = None,
+    policy: str = "",
     engines: Mapping[str, Mapping[str, Any]] | None = None,
     models: Mapping[str, Any] | None = None,
     server: Mapping[str, Any] | None = None,
+    queue: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> AsyncIterator[RunningGateway]:
-    """Runs a gateway with `config`, or with the one that `make_config` makes of the other arguments."""
+    """Runs a gateway with `config`, or with the one that `make_config` makes of the other arguments.
+
+    `policy` is the text of a policy file.
+    """
     log = io.StringIO()
     request_log = RequestLog(log)
-    config = config or make_config(*urls, engines=engines, models=models, server=server, **fields)
-    running = create_server(config, request_log)
+    config = config or make_config(*urls, engines=engines, models=models, server=server, queue=queue, **fields)
+    policies = parse_policy(policy, "policy.yaml", config) if policy else {}
+    running = create_server(Setup(config, policies), request_log)
     with listen("127.0.0.1", 0) as listener:
         ended = anyio.Event()
 

@@ -1,0 +1,268 @@
+"""Where a request goes: the rules of its model's policy, the places that are left of its tiers, and a lease on one."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import anyio
+
+from gateway.admission import TICK, Admission, Ask, Lease
+from gateway.backend import Backend
+from gateway.config.schema import Config
+from gateway.errors import InvalidRequest
+from gateway.fleet import Fleet, ModelCard, Route, card
+from gateway.policy.facts import ENDLESS, Facts, TierFacts
+from gateway.policy.rates import TokenRatio
+from gateway.policy.rules import Rules, Verdict
+from gateway.policy.score import SCORES, predicted_ttft, predicted_wait
+from gateway.request import Endpoint, InferenceRequest
+
+_WITHOUT_PLACE = frozenset({Endpoint.TOKENIZE, Endpoint.COUNT_TOKENS})
+"""What engines answer at once, whatever else they do."""
+_UNSURE = 1.5
+"""By how much an estimate of tokens may be beyond a context that the prompt fits, before any was counted."""
+_ANSWER = 256
+"""Tokens that an answer without a limit counts for in its key's share."""
+
+
+class Client(NamedTuple):
+    """Who asks. `priority` is the class of its key."""
+
+    key: str = ""
+    priority: str = "normal"
+    dialect: str = "openai"
+    headers: Mapping[bytes, bytes] = {}
+
+    def header(self, name: str) -> str:
+        """The value of a header, by its name in lower case; empty where it was not sent."""
+        return self.headers.get(name.encode(), b"").decode("latin-1")
+
+    @property
+    def app(self) -> str:
+        """What the client calls itself, else the first word of its `User-Agent`, without a version."""
+        return self.header("x-sluice-app") or self.header("user-agent").split(" ")[0].split("/")[0]
+
+
+class Plan(NamedTuple):
+    """Where a request may go, and on what terms.
+
+    Attributes:
+        tiers: the places left of each tier, with the tier's name; the preferred tier first.
+        excluded: places that were left out, and why.
+    """
+
+    facts: Facts
+    verdict: Verdict
+    tiers: list[tuple[str, list[Route]]]
+    excluded: list[tuple[Route, str]]
+    policy: Rules | None
+    priority: str
+
+
+class Router:
+    """Knows the policies, and owns the queue.
+
+    Args:
+        clock: the time in seconds, for the queue.
+        seed: for scores that draw lots.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        fleet: Fleet,
+        policies: Mapping[str, Rules] | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        seed: int | None = None,
+    ) -> None:
+        self.queue = config.queue
+        self.fleet = fleet
+        self.policies = dict(policies or {})
+        self.admission: Admission[Route] = Admission(config.queue.limit, clock, seed)
+        self._ratios: dict[str, TokenRatio] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Has those that wait look again where they may go, from time to time and whenever an engine is ready."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._tick)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            await anyio.sleep(TICK)
+            if self.admission.waiting:
+                self.admission.tick()
+
+    def models(self) -> list[ModelCard]:
+        """Every name that clients may ask for, in order."""
+        cards = {found.name: found for found in self.fleet.models()}
+        for name in self.policies:
+            cards[name] = card(name, [route for _, tier in self._places(name) for route in tier])
+        return [cards[name] for name in sorted(cards)]
+
+    def model(self, name: str) -> ModelCard:
+        """
+        Raises:
+            ModelNotFound: nothing has this name.
+        """
+        if name in self.policies:
+            return card(name, [route for _, tier in self._places(name) for route in tier])
+        return self.fleet.model(name)
+
+    def plan(self, request: InferenceRequest, client: Client) -> Plan:
+        """
+        Raises:
+            InvalidRequest: a rule rejects it.
+            ModelNotFound, NoEngine: nothing has the name, or nothing that has it can take a request.
+        """
+        facts = self._facts(request, client)
+        policy = self.policies.get(request.model)
+        places = self._places(request.model)
+        if policy is None:
+            verdict = Verdict(("all",), spill=ENDLESS)
+        else:
+            verdict = policy.decide(_Moment(self, facts, client, dict(places)))
+            if verdict.reject is not None:
+                raise InvalidRequest(verdict.reject, status=403, code="rejected_by_policy")
+        return self._plan(request.model, facts, verdict, dict(places), policy, client)
+
+    def lease(self, plan: Plan, request: InferenceRequest, client: Client, waited: float = 0.0) -> Lease[Route]:
+        """A place for the request, to be waited for.
+
+        Args:
+            waited: seconds since the request came, which count against its deadline.
+        """
+        facts, verdict = plan.facts, plan.verdict
+        score = SCORES[plan.policy.policy.score if plan.policy is not None else "least_loaded"]
+        ask: Ask[Route] = Ask(
+            [routes for _, routes in plan.tiers],
+            score,  # type: ignore[arg-type]
+            key=client.key,
+            priority=plan.priority,
+            spill=verdict.spill,
+            prompt_tokens=facts.prompt_tokens,
+            cost=facts.prompt_tokens + (facts.max_tokens or _ANSWER),
+        )
+        timeout = self.queue.timeout
+        if verdict.deadline is not None:
+            timeout = min(timeout, max(0.0, verdict.deadline - waited))
+        return Lease(self.admission, ask, timeout, placeless=request.endpoint in _WITHOUT_PLACE)
+
+    def ratio(self, model: str) -> TokenRatio:
+        """What is learned of the tokens in prompts for the model that clients call `model`."""
+        return self._ratios.setdefault(model, TokenRatio())
+
+    def tier_facts(self, places: Sequence[Route], prompt_tokens: int) -> TierFacts:
+        """The live facts of a tier with these places."""
+        ready = [place for place in places if place.ready]
+        ahead = self.admission.queued_for(places) if self.admission.waiting else 0
+        part = ahead / len(ready) if ready else 0.0
+        return TierFacts(
+            healthy=bool(ready),
+            queue=ahead,
+            running=sum(place.in_flight for place in places),
+            predicted_wait_s=min((predicted_wait(place, part) for place in ready), default=ENDLESS),
+            predicted_ttft_s=min((predicted_ttft(place, prompt_tokens, part) for place in ready), default=ENDLESS),
+            warm=any(place.warm for place in ready),
+        )
+
+    def _facts(self, request: InferenceRequest, client: Client) -> Facts:
+        features = request.features
+        return Facts(
+            model=request.model,
+            prompt_tokens=self._estimate(request),
+            max_tokens=features.max_tokens,
+            images=features.images,
+            tools=features.tools,
+            structured=features.structured,
+            stream=request.stream,
+            dialect=client.dialect,
+            endpoint=request.endpoint.name.lower(),
+            key=client.key,
+            key_class=client.priority,
+            app=client.app,
+            hour=time.localtime().tm_hour,
+        )
+
+    def _estimate(self, request: InferenceRequest) -> int:
+        ratio = self._ratios.get(request.model)
+        return (
+            round(request.features.size * TokenRatio.START) if ratio is None else ratio.estimate(request.features.size)
+        )
+
+    def _places(self, model: str) -> list[tuple[str, list[Route]]]:
+        """All places of each tier, whatever their state."""
+        policy = self.policies.get(model)
+        if policy is None:
+            return [("all", self.fleet.routes(model))]
+        tiers = []
+        for name, targets in policy.policy.tiers.items():
+            found = (self.fleet.target(model, target.engine, target.model, target.weight) for target in targets)
+            tiers.append((name, [route for route in found if route is not None]))
+        return tiers
+
+    def _plan(
+        self,
+        model: str,
+        facts: Facts,
+        verdict: Verdict,
+        places: Mapping[str, list[Route]],
+        policy: Rules | None,
+        client: Client,
+    ) -> Plan:
+        excluded: list[tuple[Route, str]] = []
+        tiers: list[tuple[str, list[Route]]] = []
+        for name in verdict.tiers:
+            kept = []
+            for place in places[name]:
+                why = self._why_not(place, facts)
+                if why is None:
+                    kept.append(place)
+                else:
+                    excluded.append((place, why))
+            if kept:
+                tiers.append((name, kept))
+        if not tiers:  # the estimate of its length may be wrong: the engine knows, and says so well
+            fits = [(place, why) for place, why in excluded if place.ready]
+            if not fits:
+                raise self.fleet.none_ready(model, _backends(places, verdict.tiers) if policy is not None else None)
+            tiers = [("any", [place for place, _ in fits])]
+        return Plan(facts, verdict, tiers, excluded, policy, verdict.priority or client.priority)
+
+    def _why_not(self, place: Route, facts: Facts) -> str | None:
+        if not place.ready:
+            return f"the engine is {place.backend.health.state.value}"
+        if place.context is None or facts.prompt_tokens <= place.context:
+            return None
+        learned = self._ratios[facts.model].learned if facts.model in self._ratios else False
+        if learned or facts.prompt_tokens > _UNSURE * place.context:
+            return f"about {facts.prompt_tokens} tokens do not fit its context of {place.context}"
+        return None
+
+
+class _Moment:
+    """A request and the state of the tiers, as conditions look at them: what none looks at is not computed."""
+
+    def __init__(self, router: Router, facts: Facts, client: Client, places: Mapping[str, list[Route]]) -> None:
+        self.facts = facts
+        self._router = router
+        self._client = client
+        self._places = places
+        self._tiers: dict[str, TierFacts] = {}
+
+    def header(self, name: str) -> str:
+        return self._client.header(name)
+
+    def tier(self, name: str) -> TierFacts:
+        if name not in self._tiers:
+            self._tiers[name] = self._router.tier_facts(self._places[name], self.facts.prompt_tokens)
+        return self._tiers[name]
+
+
+def _backends(places: Mapping[str, list[Route]], tiers: Sequence[str]) -> list[Backend]:
+    found = {place.backend.name: place.backend for name in tiers for place in places[name]}
+    return list(found.values())
