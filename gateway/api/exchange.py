@@ -167,10 +167,11 @@ class Exchange:
     async def break_off(self, data: bytes) -> None:
         """Ends an answer in mid-air after `data`, so that nobody can take it for whole."""
         if self._connection is None:
-            return await self.finish(data)
-        await self.write(data)
-        self.finishing = self.finished = True
-        self._connection.hang_up()
+            await self.finish(data)
+        else:
+            await self.write(data)
+            self.finishing = self.finished = True
+            self._connection.hang_up()
 
     async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
         """A whole answer at once."""

@@ -197,6 +197,10 @@ class _Call:
             if scope.cancelled_caught:
                 self.exchange.abort()
             return None
+        if cause == "deadline" and self.stream is not None and self.plan is not None and self.plan.verdict.cut:
+            with anyio.move_on_after(_LAST_WORD):
+                if await self.stream.cut_short():
+                    return None
         return self._limit_passed(cause)
 
     def _limit_passed(self, cause: str) -> GatewayError:
@@ -208,6 +212,11 @@ class _Call:
             )
         if cause == "stall":
             return InvalidRequest("The client did not read its answer.", status=408, code="client_stalled")
+        if cause == "deadline" and self.plan is not None:
+            deadline = self.plan.verdict.deadline or 0.0
+            return EngineTimeout(
+                f"The request was not done within its deadline, {deadline:g} s.", code="deadline_passed"
+            )
         if self.route is None:
             return EngineTimeout("The request took too long.")
         backend = self.route.backend

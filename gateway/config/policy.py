@@ -58,6 +58,8 @@ class Rule(Section, frozen=True, rename={"priority": "class"}):
     cap: Cap | None = None
     deadline: Seconds | None = None
     """From the request's arrival to the end of its answer."""
+    on_deadline: Literal["error", "cut"] | None = None
+    """What becomes of a stream that has begun: an error, or an end as if `max_tokens` were reached."""
     spill: Seconds | None = None
     """The wait that is predicted at a tier beyond which the next one is used too."""
 

@@ -17,6 +17,7 @@ class Verdict(NamedTuple):
         reject: why it is rejected.
         priority: its class, where a rule sets it.
         deadline: seconds from its arrival, where a rule sets them.
+        cut: whether a stream that has begun ends there like one that reached `max_tokens`, and not with an error.
         spill: seconds of predicted wait beyond which the next tier is used too.
         set, cap: what rules do to its fields.
     """
@@ -27,6 +28,7 @@ class Verdict(NamedTuple):
     reject: str | None = None
     priority: str | None = None
     deadline: float | None = None
+    cut: bool = False
     spill: float = 0.0
     set: Mapping[str, int | float] = {}
     cap: Mapping[str, int | float] = {}
@@ -49,6 +51,7 @@ class Rules:
         matched: list[str] = []
         priority: str | None = None
         deadline: float | None = None
+        cut = False
         spill = self.policy.spill
         changes: dict[str, int | float] = {}
         caps: dict[str, int | float] = {}
@@ -60,6 +63,7 @@ class Rules:
             matched.append(compiled.name)
             priority = rule.priority or priority
             deadline = rule.deadline or deadline
+            cut = cut if rule.on_deadline is None else rule.on_deadline == "cut"
             spill = rule.spill or spill
             changes |= compiled.set
             caps |= compiled.cap
@@ -67,7 +71,7 @@ class Rules:
                 decided, reject = compiled.name, rule.reject
                 tiers = tuple(rule.route or ()) if reject is None else ()
                 break
-        return Verdict(tiers, decided, tuple(matched), reject, priority, deadline, spill, changes, caps)
+        return Verdict(tiers, decided, tuple(matched), reject, priority, deadline, cut, spill, changes, caps)
 
 
 class RuleError(Exception):

@@ -31,6 +31,7 @@ class EventScanner:
         done: the end mark's own bytes, once it came; whatever follows it is ignored.
         error: the payload of an error event, once one came; whatever follows it is ignored.
         report: token counts and times that the engine told.
+        last: the payload of the latest event that went on, for `cut_short`.
         finish_reason: why the answer ended, in the dialect's own words; of several choices, that which ended last.
         hides_progress: events that only tell how far prefill is are read and do not go on: the client asked for none.
         prefilling: seconds that the engine had been at work on the prompt when it first told of its progress.
@@ -49,6 +50,7 @@ class EventScanner:
         self.too_large = False
         self.report = EngineReport()
         self.finish_reason: str | None = None
+        self.last = b""
         self.hides_progress = False
         self.prefilling: float | None = None
         self._choices = choices
@@ -72,6 +74,10 @@ class EventScanner:
             source: the event's own bytes, with or without the blank line that ends it.
         """
         raise NotImplementedError
+
+    def cut_short(self) -> bytes:
+        """Events that end an unfinished answer as if it had reached its limit; nothing where the dialect has none."""
+        return b""
 
     # Framing
 

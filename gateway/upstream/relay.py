@@ -255,6 +255,17 @@ class StreamRelay:
         self._timeline.done = time.perf_counter()
         await self._linger()
 
+    async def cut_short(self) -> bool:
+        """Ends a stream that has begun as if it had reached its limit; `False` where that cannot be done."""
+        end = self.scanner.cut_short() if self._client.started else b""
+        if not end:
+            return False
+        await self._write_unsent()
+        await self._client.finish(self._held + end + self.scanner.END)
+        self.scanner.finish_reason = "length"
+        self._timeline.done = time.perf_counter()
+        return True
+
     async def _linger(self) -> None:
         with anyio.move_on_after(_LINGER):
             with contextlib.suppress(httpx.RequestError):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import pytest
@@ -11,10 +11,23 @@ import pytest
 from tests.support.answers import OK, error_of
 from tests.support.client import RawClient, Reply, get, post_json
 from tests.support.engine import Connection as EngineConnection
-from tests.support.engine import Request, ScriptedEngine
+from tests.support.engine import Request, ScriptedEngine, Step
 from tests.support.gateway import CHAT, REQ, RunningGateway, engine_config, gateway
-from tests.support.messages import ASK, MESSAGES
-from tests.support.sse import DONE, FIN, ROLE, T, is_clean, sse_reply
+from tests.support.messages import ASK, MESSAGES, read_message
+from tests.support.sse import (
+    DONE,
+    FIN,
+    ROLE,
+    SSE_HEAD,
+    T,
+    chunk,
+    data,
+    envelope,
+    failed,
+    finish_reasons,
+    is_clean,
+    sse_reply,
+)
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -218,3 +231,60 @@ models:
         async with two(self.POLICY) as (sluice, small, large):
             assert [(await chat(sluice)).status for _ in range(5)] == [200] * 5
         assert (len(small.requests), len(large.requests)) == (5, 0)
+
+
+class TestDeadline:
+    POLICY = """
+models:
+  chat:
+    tiers: {small: small}
+    rules:
+      - {when: 'header("x-cut") == "yes"', on_deadline: cut}
+      - {deadline: 0.3}
+"""
+    CUT: ClassVar = {"X-Cut": "yes"}
+    BEGUN = (SSE_HEAD, chunk(ROLE), chunk(T("Once")), Step.HANG)
+
+    async def test_an_answer_that_is_not_done_in_time_is_an_error(self) -> None:
+        async with two(self.POLICY, small=[Step.HANG]) as (sluice, small, _):
+            reply = await chat(sluice)
+            await small.gone(1)
+        assert (reply.status, error_of(reply)["code"]) == (504, "deadline_passed")
+
+    async def test_so_is_one_that_has_begun(self) -> None:
+        async with two(self.POLICY, small=self.BEGUN) as (sluice, _, _large):
+            reply = await chat(sluice, stream=True)
+        assert reply.body.startswith(ROLE + T("Once"))
+        assert failed(reply.body)
+
+    @pytest.mark.parametrize(("headers", "n"), [(CUT, 1), (CUT, 2)])
+    async def test_one_that_has_begun_may_be_cut_there(self, headers: dict[str, str], n: int) -> None:
+        choices = [{"index": at, "delta": {"content": "Once"}, "finish_reason": None} for at in range(n)]
+        script = [SSE_HEAD, *(chunk(data(envelope(choice))) for choice in choices), Step.HANG]
+        async with two(self.POLICY, small=script) as (sluice, _, _large):
+            reply = await chat(sluice, headers, stream=True, n=n)
+            record = await sluice.record()
+        assert is_clean(reply.body)
+        assert finish_reasons(reply.body) == ["length"] * n
+        assert (record["outcome"], record["finish_reason"]) == ("ok", "length")
+
+    async def test_a_cut_answer_is_one_in_every_dialect(self) -> None:
+        async with two(self.POLICY, small=self.BEGUN) as (sluice, _, _large):
+            reply = await post_json(sluice.port, MESSAGES, ASK | {"model": "chat", "stream": True}, self.CUT)
+        message = read_message(reply.body)
+        assert (message.text, message.stop["stop_reason"]) == ("Once", "max_tokens")
+
+    async def test_before_its_first_word_there_is_nothing_to_cut(self) -> None:
+        async with two(self.POLICY, small=[SSE_HEAD, chunk(ROLE), Step.HANG]) as (sluice, _, _large):
+            reply = await chat(sluice, self.CUT, stream=True)
+        assert (reply.status, error_of(reply)["code"]) == (504, "deadline_passed")
+
+    async def test_it_counts_while_the_request_waits(self) -> None:
+        gate = Gate()
+        async with two(self.POLICY, small=gate) as (sluice, small, _), anyio.create_task_group() as tasks:
+            tasks.start_soon(chat, sluice)
+            await eventually(lambda: len(small.requests) == 1)
+            late = await chat(sluice)
+            gate.open.set()
+        assert late.status in (503, 504)
+        assert error_of(late)["code"] in ("queue_timeout", "deadline_passed")

@@ -68,11 +68,25 @@ class ChatScanner(EventScanner):
             return bool(self._finished) and self._begun <= self._finished
         return len(self._finished) >= self._choices
 
+    def cut_short(self) -> bytes:
+        """A last chunk for each choice that is unfinished, with the members that the latest one had."""
+        try:
+            members = msgspec.json.decode(self.last, type=dict[str, msgspec.Raw])
+        except msgspec.DecodeError:
+            return b""
+        members = {name: value for name, value in members.items() if name not in ("usage", "timings", "choices")}
+        is_text = bytes(members.get("object", NO_VALUE)) == b'"text_completion"'
+        empty: dict[str, object] = {"text": ""} if is_text else {"delta": {}}
+        ends = ({"index": index, **empty, "finish_reason": "length"} for index in sorted(self._begun - self._finished))
+        chunks = (members | {"choices": msgspec.Raw(msgspec.json.encode([end]))} for end in ends)
+        return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
+
     def _event(self, payload: bytes, source: bytes) -> bool:
         try:
             event = _decode(payload)
         except (msgspec.DecodeError, RecursionError):
             return self._odd_event(payload, source)
+        self.last = payload
         if event.prompt_progress is not NO_VALUE and self._progress(event) and self.hides_progress:
             return False
         if event.choices:
