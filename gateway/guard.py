@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -24,6 +25,9 @@ class Guard:
         self._deadline = float("inf")
         self._total = float("inf")
         self._last = float("inf")
+        self._remind_at = float("inf")
+        self._interval = 0.0
+        self._reminder: Callable[[], bool] | None = None
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -48,6 +52,14 @@ class Guard:
         if deadline < self._timer_due:
             self._set_timer()
 
+    def remind(self, interval: float, reminder: Callable[[], bool]) -> None:
+        """Calls `reminder` every `interval` seconds until it returns `False`, or the block ends."""
+        self._interval = interval
+        self._reminder = reminder
+        self._remind_at = time.perf_counter() + interval
+        if self._remind_at < self._timer_due:
+            self._set_timer()
+
     def cancel(self, cause: str) -> None:
         """Ends the block now; the first cause counts."""
         if self.cause is None and self._task is not None:
@@ -57,13 +69,15 @@ class Guard:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_due = min(self._deadline, self._total, self._last)
+        self._timer_due = min(self._deadline, self._total, self._last, self._remind_at)
         delay = self._timer_due - time.perf_counter()
         self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         now = time.perf_counter()
+        if now >= self._remind_at and self._reminder is not None:
+            self._remind_at = now + self._interval if self._reminder() else float("inf")
         if now >= self._deadline:
             self.cancel(self._limit)
         elif now >= self._total:

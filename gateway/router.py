@@ -1,7 +1,8 @@
 """Where a request goes: the rules of its model's policy, the places that are left of its tiers, and a lease on one."""
 
+import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from gateway.policy.rates import TokenRatio
 from gateway.policy.rules import Rules, Verdict
 from gateway.policy.score import SCORES, predicted_ttft, predicted_wait
 from gateway.request import Endpoint, InferenceRequest
+
+_log = logging.getLogger("sluice.router")
 
 _WITHOUT_PLACE = frozenset({Endpoint.TOKENIZE, Endpoint.COUNT_TOKENS})
 """What engines answer at once, whatever else they do."""
@@ -86,10 +89,21 @@ class Router:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Has those that wait look again where they may go, from time to time and whenever an engine is ready."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._tick)
+        async with anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._tick)
             yield
-            tasks.cancel_scope.cancel()
+            self._tasks.cancel_scope.cancel()
+
+    def in_background(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Has something done that nobody waits for. It ends with the gateway, and what it raises is logged."""
+
+        async def safely() -> None:
+            try:
+                await work()
+            except Exception:  # noqa: BLE001 - whatever a bug raises there, the gateway goes on
+                _log.exception("something that nobody waited for failed")
+
+        self._tasks.start_soon(safely)
 
     async def _tick(self) -> None:
         while True:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import anyio
 
 from gateway.admission import Lease
-from gateway.api.door import Asked, Door, Writer
+from gateway.api.door import Door, Writer
 from gateway.api.errors import error_headers
 from gateway.api.exchange import ClientGone, Exchange, Receive, Scope, Send
 from gateway.api.writing import TranslatingClient
@@ -31,6 +31,7 @@ _STATUS_CLIENT_LEFT = 499
 _LONGEST_LOGGED = 200
 """Characters of a model's name, which a client may make up."""
 _NO_LIMIT = float("inf")
+_LONG = 3600.0
 _LAST_WORD = 5.0
 """Seconds that a client has to take an error."""
 
@@ -68,6 +69,7 @@ class _Call:
         self.timeline = Timeline()
         self.asker = Asker()
         self.plan: Plan | None = None
+        self.lease: Lease[Route] | None = None
         self.error_event: Callable[[GatewayError], bytes] = handler.door.error_event
         self.request: InferenceRequest | None = None
         self.route: Route | None = None
@@ -123,9 +125,11 @@ class _Call:
             guard.until("queue", _NO_LIMIT)
             if plan.verdict.deadline is not None:
                 guard.deadline(self.timeline.received + plan.verdict.deadline)
-            async with router.lease(plan, asked.request, self.asker, now - self.timeline.received) as lease:
-                await self._wait(lease, asked)
-                self.route = route = lease.place
+            if asked.request.stream and (asked.writer is None or asked.writer.content_type.startswith(b"text/event-s")):
+                guard.remind(router.queue.comment_interval, self._remind)
+            async with router.lease(plan, asked.request, self.asker, now - self.timeline.received) as self.lease:
+                await self._wait(self.lease)
+                self.route = route = self.lease.place
                 if asked.as_chat is not None and asked.request.endpoint not in route.backend.engine.serves:
                     asked = asked.as_chat()
                     self.error_event = asked.failed or self.error_event
@@ -135,18 +139,35 @@ class _Call:
                 async with Attempt(route.backend, route.model, request, guard, self.timeline) as answer:
                     await self._relay(answer, request, asked.writer)
 
-    async def _wait(self, lease: Lease[Route], asked: Asked) -> None:
-        """Waits for a place at an engine, and has a client whose answer will be a stream of events know it."""
-        if not lease.waited:
-            return
-        admission = self.handler.router.admission
-        told = asked.request.stream and (asked.writer is None or asked.writer.content_type.startswith(b"text/event-s"))
-        while not await lease.granted(self.handler.router.queue.comment_interval):
-            if told:
-                wait = admission.expected_wait(lease.ask)
-                about = f", about {wait:.0f} s" if wait < _NO_LIMIT else ""
-                await self.exchange.comment(f"waiting for an engine, place {admission.position(lease.ask)}{about}")
-        self.timeline.admitted = time.perf_counter()
+    async def _wait(self, lease: Lease[Route]) -> None:
+        """Waits for a place at an engine."""
+        if lease.waited:
+            while not await lease.granted(_LONG):
+                pass
+            self.timeline.admitted = time.perf_counter()
+
+    def _remind(self) -> bool:
+        """Has a client that waits for a stream of events know that it does, as long as it has nothing of that yet."""
+        waits = not self.exchange.started and not self.exchange.finishing
+        if waits:
+            self.handler.router.in_background(self._tell)
+        return waits
+
+    async def _tell(self) -> None:
+        if not self.exchange.started and not self.exchange.finishing:
+            await self.exchange.comment(self._news())
+
+    def _news(self) -> str:
+        lease = self.lease
+        if lease is not None and lease.ask.granted is None:
+            admission = self.handler.router.admission
+            wait = admission.expected_wait(lease.ask)
+            about = f", about {wait:.0f} s" if wait < _NO_LIMIT else ""
+            return f"waiting for an engine, place {admission.position(lease.ask)}{about}"
+        progress = self.stream.scanner.progress if self.stream is not None else None
+        if progress is None:
+            return "waiting for the first token"
+        return f"reading the prompt, {progress[0]} of {progress[1]} tokens"
 
     async def _relay(self, answer: Answer, request: InferenceRequest, writer: Writer | None) -> None:
         server = self.handler.server

@@ -35,6 +35,7 @@ class EventScanner:
         finish_reason: why the answer ended, in the dialect's own words; of several choices, that which ended last.
         hides_progress: events that only tell how far prefill is are read and do not go on: the client asked for none.
         prefilling: seconds that the engine had been at work on the prompt when it first told of its progress.
+        progress: tokens of the prompt that it has processed, and all, when it last told.
     """
 
     END: ClassVar[bytes]
@@ -53,6 +54,7 @@ class EventScanner:
         self.last = b""
         self.hides_progress = False
         self.prefilling: float | None = None
+        self.progress: tuple[int, int] | None = None
         self._choices = choices
         self._max_event_bytes = max_event_bytes
         self._tail: list[bytes] = []

@@ -22,6 +22,7 @@ class Progress(msgspec.Struct):
     """llama.cpp's `prompt_progress`: tokens of the prompt, and milliseconds since its slot began."""
 
     total: int = 0
+    processed: int = 0
     cache: int | None = None
     time_ms: float = 0.0
 

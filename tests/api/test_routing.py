@@ -17,6 +17,7 @@ from tests.support.messages import ASK, MESSAGES, read_message
 from tests.support.sse import (
     DONE,
     FIN,
+    LAST_CHUNK,
     ROLE,
     SSE_HEAD,
     T,
@@ -26,6 +27,7 @@ from tests.support.sse import (
     failed,
     finish_reasons,
     is_clean,
+    json_reply,
     sse_reply,
 )
 from tests.support.waiting import eventually
@@ -207,6 +209,32 @@ class TestWaiting:
         assert 2 <= len(comments) <= 4
         assert comments[0].startswith(b": waiting for an engine, place 1, about ")
         assert body.endswith(b"".join([ROLE, T("hi"), FIN("stop"), DONE]))
+
+
+class TestTheWaitForTheFirstToken:
+    async def test_is_kept_alive_by_comments(self) -> None:
+        script = [0.25, SSE_HEAD, chunk(ROLE), 0.15, chunk(T("hi")), chunk(FIN("stop") + DONE), LAST_CHUNK]
+        async with two(small=script, comment_interval=0.1) as (sluice, _, _large):
+            reply = await chat(sluice, stream=True)
+        comments = [event for event in reply.body.split(b"\n\n") if event.startswith(b":")]
+        assert 2 <= len(comments) <= 4
+        assert set(comments) == {b": waiting for the first token"}
+        assert reply.body.endswith(ROLE + T("hi") + FIN("stop") + DONE)
+        assert is_clean(reply.body)
+
+    async def test_an_engine_that_fails_after_a_comment_is_an_error_in_the_stream(self) -> None:
+        async with two(small=[0.25, json_reply({"error": "no"}, 500)], comment_interval=0.1) as (sluice, _, _large):
+            reply = await chat(sluice, stream=True)
+        assert reply.status == 200
+        assert failed(reply.body)
+
+    @pytest.mark.parametrize("path", [CHAT, "/api/chat"])
+    async def test_answers_that_are_no_stream_of_events_get_none(self, path: str) -> None:
+        script = [0.3, sse_reply(ROLE, T("hi"), FIN("stop"), DONE)] if path == "/api/chat" else [0.3, OK]
+        async with two(small=script, comment_interval=0.1) as (sluice, _, _large):
+            reply = await post_json(sluice.port, path, REQ | {"model": "chat"})
+        assert reply.status == 200
+        assert b": waiting" not in reply.body
 
 
 class TestSpill:

@@ -108,6 +108,7 @@ class ChatScanner(EventScanner):
     def _progress(self, event: _Event) -> bool:
         """Notes how far llama.cpp's prefill is, and returns whether `event` says nothing else."""
         told = read_progress(event.prompt_progress)
+        self.progress = (told.processed, told.total)
         if self.prefilling is None:
             self.prefilling = told.time_ms / 1000
             self.report = EngineReport(prompt_tokens=told.total or None, cached_tokens=told.cache)
