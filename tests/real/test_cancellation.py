@@ -9,7 +9,7 @@ import pytest
 from tests.real.conftest import KEY
 from tests.real.llamacpp import LONG_ANSWER, Watcher
 from tests.support.client import RawClient, post_json
-from tests.support.gateway import CHAT, RunningGateway
+from tests.support.gateway import CHAT, RunningGateway, gateway
 from tests.support.sse import finish_reasons, is_clean
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real]
@@ -73,7 +73,7 @@ class TestLeaving:
         record = await sluice.record()
         assert (record["outcome"], record["status"]) == ("cancelled", 499)
         assert "dispatched" in record
-        assert "first_frame" not in record
+        assert "ttft" not in record
 
     @LEAVE
     async def test_while_an_answer_in_one_piece_is_written(
@@ -88,6 +88,13 @@ class TestLeaving:
         assert (record["outcome"], record["status"]) == ("cancelled", 499)
 
     async def test_while_others_have_all_slots(
+        self, llamacpp_url: str, llamacpp: Watcher, finished_before: float
+    ) -> None:
+        engine = {"kind": "llamacpp", "url": llamacpp_url, "concurrency": 3}  # one more than it has slots
+        async with gateway(engines={"local": engine}, models={"chat": [{"engine": "local"}]}) as sluice:
+            await self.leave_with_all_slots_taken(sluice, llamacpp, finished_before)
+
+    async def leave_with_all_slots_taken(
         self, sluice: RunningGateway, llamacpp: Watcher, finished_before: float
     ) -> None:
         async with RawClient(sluice.port) as first, RawClient(sluice.port) as second, RawClient(sluice.port) as waiting:
