@@ -1,14 +1,16 @@
-"""A JSON Schema of `sluice.yaml`, with which an editor completes keys and marks mistakes."""
+"""JSON Schemas of `sluice.yaml` and of policy files, with which an editor completes keys and marks mistakes."""
 
 import ast
 import inspect
 from collections.abc import Collection, Iterator
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
-from gateway.config import schema
+from gateway.config import policy, schema
+from gateway.config.policy import Policy
 from gateway.config.schema import Config
 
 _WHOLE_REFERENCE = {"$ref": "#/$defs/Reference"}
@@ -24,8 +26,21 @@ def json_schema(kinds: Collection[str]) -> dict[str, object]:
     definitions = generated["$defs"]
     definitions["Engine"]["properties"]["kind"] = {"enum": sorted(kinds)}
     definitions["Config"]["properties"]["models"]["additionalProperties"] = _targets()
-    for section, name, text in _docstrings():
-        [key] = [field.encode_name for field in msgspec.structs.fields(vars(schema)[section]) if field.name == name]
+    return _finished("sluice.yaml", generated, schema)
+
+
+def policy_json_schema() -> dict[str, object]:
+    """The same for policy files. What a condition may say is left to the loader too."""
+    generated = msgspec.json.schema(Policy)
+    generated["$defs"]["ModelPolicy"]["properties"]["tiers"]["additionalProperties"] = _targets()
+    return _finished("A policy of Sluice", generated, policy)
+
+
+def _finished(title: str, generated: dict[str, Any], source: ModuleType) -> dict[str, object]:
+    """A schema that msgspec has made of the types in `source`, with their docstrings and with references."""
+    definitions = generated["$defs"]
+    for section, name, text in _docstrings(source):
+        [key] = [field.encode_name for field in msgspec.structs.fields(vars(source)[section]) if field.name == name]
         definitions[section]["properties"][key]["description"] = text
     definitions = {name: _with_references(definition) for name, definition in definitions.items()}
     definitions["Reference"] = {
@@ -36,7 +51,7 @@ def json_schema(kinds: Collection[str]) -> dict[str, object]:
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "sluice.yaml",
+        "title": title,
         "$ref": generated["$ref"],
         "$defs": definitions,
     }
@@ -62,10 +77,10 @@ def _with_references(node: Any) -> Any:
     return {key: value if key == "propertyNames" else _with_references(value) for key, value in node.items()}
 
 
-def _docstrings() -> Iterator[tuple[str, str, str]]:
+def _docstrings(source: ModuleType) -> Iterator[tuple[str, str, str]]:
     """Section, key and text of each docstring below a key of the schema; none where its source is not installed."""
     try:
-        module = ast.parse(inspect.getsource(schema))
+        module = ast.parse(inspect.getsource(source))
     except OSError:
         return
     for section in module.body:

@@ -6,21 +6,18 @@ document.py reads YAML with its lines, shape.py holds it against the types in sc
 import os
 import pathlib
 from collections.abc import Collection, Mapping
-from typing import TypeVar
 
 import msgspec
 
 from gateway.config import document
 from gateway.config.checks import Checks
 from gateway.config.document import Broken, Listing, Node, NotYaml, Scalar, read_document
-from gateway.config.problems import ConfigError, Path, Problem, Problems
+from gateway.config.problems import ConfigError, Problem, Problems
 from gateway.config.schema import Config, Engine, Server, Target
 from gateway.config.shape import Reader
 from gateway.config.values import is_null
 
 __all__ = ["ConfigError", "Problem", "load_config", "parse_config"]
-
-_T = TypeVar("_T")
 
 _EMPTY = """the file is empty; this is the least that works:
 engines:
@@ -79,24 +76,16 @@ def _unreadable(path: pathlib.Path, message: str, line: int = 0) -> ConfigError:
 
 def _check(data: Mapping[str, object], checks: Checks, problems: Problems) -> None:
     """Run the checks on every section that can be read without its parts that have problems."""
-
-    def read(raw: object, kind: type[_T], path: Path) -> _T | None:
-        if not isinstance(raw, dict):
-            return None
-        sound = {key: value for key, value in raw.items() if problems.none_in((*path, key))}
-        try:
-            return msgspec.convert(sound, kind)
-        except msgspec.ValidationError:
-            return None  # a required key has the problem
-
     written = _section(data, "engines")
-    engines = {name: engine for name, raw in written.items() if (engine := read(raw, Engine, ("engines", name)))}
+    engines = {
+        name: engine for name, raw in written.items() if (engine := problems.sound(raw, Engine, ("engines", name)))
+    }
     for name, engine in engines.items():
         checks.engine(name, engine)
     for name, targets in _section(data, "models").items():
         if written and problems.none_in(("models", name)):
             checks.model(name, msgspec.convert(targets, list[Target]), written, engines)
-    if server := read(data.get("server"), Server, ("server",)):
+    if server := problems.sound(data.get("server"), Server, ("server",)):
         checks.server(server)
 
 

@@ -5,10 +5,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.config.schema import Name, Seconds, Section
+from gateway.config.schema import Name, Seconds, Section, Wait
 
 Class = Literal["high", "normal", "low"]
+Dialect = Literal["openai", "anthropic", "ollama"]
+Endpoint = Literal["chat", "completions", "embeddings", "rerank", "tokenize", "responses", "messages", "count_tokens"]
+Message = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
+Number = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 
@@ -50,7 +54,7 @@ class Rule(Section, frozen=True, rename={"priority": "class"}):
     """A condition in CEL; see docs/policies.md."""
     route: list[Name] | None = None
     """Tiers, the preferred one first."""
-    reject: str | None = None
+    reject: Message | None = None
     """A message for the client, who gets it with the status 403."""
     priority: Class | None = None
     """Before whom it waits."""
@@ -60,7 +64,7 @@ class Rule(Section, frozen=True, rename={"priority": "class"}):
     """From the request's arrival to the end of its answer."""
     on_deadline: Literal["error", "cut"] | None = None
     """What becomes of a stream that has begun: an error, or an end as if `max_tokens` were reached."""
-    spill: Seconds | None = None
+    spill: Wait | None = None
     """The wait that is predicted at a tier beyond which the next one is used too."""
 
 
@@ -78,18 +82,18 @@ class Expected(Section, frozen=True, rename={"priority": "class"}):
 class Situation(Section, frozen=True):
     """Facts of an example; what is not named is as for the smallest request."""
 
-    prompt_tokens: int = 10
-    max_tokens: int = 0
-    images: int = 0
-    tools: int = 0
+    prompt_tokens: Number = 10
+    max_tokens: Number = 0
+    images: Number = 0
+    tools: Number = 0
     structured: bool = False
     stream: bool = False
-    dialect: str = "openai"
-    endpoint: str = "chat"
+    dialect: Dialect = "openai"
+    endpoint: Endpoint = "chat"
     key: str = ""
-    key_class: str = ""
+    key_class: Class = "normal"
     app: str = ""
-    hour: int = 12
+    hour: Annotated[int, Meta(ge=0, le=23)] = 12
     headers: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -97,12 +101,12 @@ class TierSituation(Section, frozen=True):
     """Live facts of a tier in an example."""
 
     healthy: bool = True
-    queue: int = 0
-    running: int = 0
-    predicted_wait_s: float = 0.0
-    predicted_ttft_s: float = 0.0
+    queue: Number = 0
+    running: Number = 0
+    predicted_wait_s: Wait = 0.0
+    predicted_ttft_s: Wait = 0.0
     warm: bool = True
-    prefix_hit: float = 0.0
+    prefix_hit: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
 class Example(Section, frozen=True):
@@ -113,6 +117,36 @@ class Example(Section, frozen=True):
     tiers: dict[Name, TierSituation] = msgspec.field(default_factory=dict)
 
 
+class Back(Section, frozen=True):
+    """When a canary gets no more traffic. The latest requests that it answered are looked at."""
+
+    errors: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    """The share of them that its engines failed on, beyond which it is over."""
+    ttft: Seconds | None = None
+    """The median time to their first token beyond which it is over. Not set: that does not matter."""
+    least: Count = 20
+    """How many there must be before anything is concluded."""
+    window: Count = 100
+    """How many of the latest are looked at."""
+
+
+class Canary(Section, frozen=True):
+    """A tier that gets a share of the traffic, until it does badly; then none, until this section changes."""
+
+    tier: Name
+    """Other requests do not use it, unless a rule routes them there alone."""
+    share: Share = 0.05
+    back: Back = msgspec.field(default_factory=Back)
+
+
+class Shadow(Section, frozen=True):
+    """A tier that gets copies of a share of the requests. Its answers are dropped."""
+
+    tier: Name
+    """Requests themselves do not use it, unless a rule routes them there alone."""
+    share: Share = 0.1
+
+
 class ModelPolicy(Section, frozen=True):
     """How requests for one name are routed."""
 
@@ -121,8 +155,10 @@ class ModelPolicy(Section, frozen=True):
     rules: list[Rule] = msgspec.field(default_factory=list)
     score: Literal["predicted_ttft", "least_loaded", "round_robin", "weighted", "hash"] = "predicted_ttft"
     """By what a tier's engine is chosen."""
-    spill: Seconds = 2.0
+    spill: Wait = 2.0
     """The wait that is predicted at a tier beyond which the next one is used too."""
+    canary: Canary | None = None
+    shadow: Shadow | None = None
     examples: list[Example] = msgspec.field(default_factory=list)
 
 

@@ -2,8 +2,11 @@
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 Path = tuple[str | int, ...]
 """Where a value stands: `("engines", "fast", "url")`, or `("models", "small", 0)` for the first of a list."""
@@ -47,6 +50,16 @@ class Problems:
     def none_in(self, path: Path) -> bool:
         """Whether the value at `path` and everything below it is free of problems so far."""
         return path not in self._tainted
+
+    def sound(self, raw: object, kind: type[T], path: Path) -> T | None:
+        """The section at `path` without those of its keys that have problems; `None` where it needs them."""
+        if not isinstance(raw, dict):
+            return None
+        sound = {key: value for key, value in raw.items() if self.none_in((*path, key))}
+        try:
+            return msgspec.convert(sound, kind)
+        except msgspec.ValidationError:
+            return None  # a required key has the problem
 
 
 def dotted(path: Path) -> str:

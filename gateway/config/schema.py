@@ -7,6 +7,8 @@ from msgspec import Meta
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Wait = Annotated[float, Meta(ge=0, le=86_400)]
+"""Seconds, or 0 for none."""
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 
 

@@ -3,16 +3,18 @@
 import re
 from collections.abc import Iterator
 
-from msgspec.inspect import BoolType, FloatType, IntType, LiteralType, StrType, Type
+from msgspec.inspect import BoolType, FloatType, IntType, LiteralType, StrType, Type, type_info
 
 from gateway.config.document import Broken, Listing, Mapping, Node, Scalar
 from gateway.config.problems import listed, nearest
+from gateway.config.schema import Seconds, Wait
 
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 # Decimal numbers alone: YAML reads `0100` as 64 and `10:00` as 600, which nobody means.
 _INTEGER = re.compile(r"[-+]?(?!0[0-9])[0-9](?:_?[0-9]){0,14}")
 _NUMBER = re.compile(r"[-+]?(?!0[0-9])(?=\.?[0-9])[0-9]{0,15}(?:\.[0-9]{0,15})?(?:[eE][-+]?[0-9]{1,3})?")
+_TIMES = (type_info(Seconds), type_info(Wait))
 _LONGEST_QUOTE = 60
 
 
@@ -83,8 +85,9 @@ def _choice(node: Node, values: list[str]) -> str:
 
 
 def _number(node: Node, kind: IntType | FloatType, secret: bool) -> int | float:
-    # All fractions in the schema are times.
-    words = "a whole number" if isinstance(kind, IntType) else "a number of seconds"
+    words = "a whole number" if isinstance(kind, IntType) else "a number"
+    if kind in _TIMES:
+        words = "a number of seconds"
     value = _parse(node.text, kind) if isinstance(node, Scalar) else None
     if value is None:
         raise Mismatch(f"expected {words}, got {shown(node, secret=secret)}")

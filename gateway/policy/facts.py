@@ -2,22 +2,26 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
+
+from gateway.config.policy import Class, Dialect, Endpoint
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of one request.
 
     Attributes:
-        prompt_tokens: an estimate; the engine alone knows. See `estimate.py`.
+        model: the name that the client asked for.
+        prompt_tokens: an estimate; the engine alone knows. See `rates.TokenRatio`.
         max_tokens: the limit that the client set for the answer; 0 is none.
         images, tools: how many of them it holds.
         structured: whether the answer must fit a schema or be JSON.
         dialect: `openai`, `anthropic` or `ollama`.
         endpoint: `chat`, `completions`, `embeddings`, `rerank`, `tokenize`, `messages`, `responses`, `count_tokens`.
-        key, key_class: of the client's key; empty where none is asked for.
+        key: the name of the client's key; empty where none is asked for.
+        key_class: of the client's key: `high`, `normal` or `low`.
         app: the header `X-Sluice-App`, else the program that `User-Agent` begins with.
         hour: of the gateway's local time, 0 to 23.
     """
@@ -32,7 +36,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     dialect: str = "openai"
     endpoint: str = "chat"
     key: str = ""
-    key_class: str = ""
+    key_class: str = "normal"
     app: str = ""
     hour: int = 0
 
@@ -62,5 +66,12 @@ class TierFacts(msgspec.Struct, frozen=True, kw_only=True):
 REQUEST_FACTS: Mapping[str, Any] = {field.name: field.default for field in msgspec.structs.fields(Facts)}
 TIER_FACTS: Mapping[str, Any] = {field.name: field.default for field in msgspec.structs.fields(TierFacts)}
 """Names of facts with an example of each, by which the types of conditions are checked."""
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "dialect": get_args(Dialect),
+    "endpoint": get_args(Endpoint),
+    "key_class": get_args(Class),
+}
+"""All that some texts can be, so that a condition which can never hold is found."""
 
 ENDLESS = math.inf

@@ -2,26 +2,25 @@
 
 import os
 import pathlib
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from gateway.config import document
-from gateway.config.document import Node, NotYaml, Scalar, read_document
+from gateway.config.document import Listing, Node, NotYaml, Scalar, read_document
 from gateway.config.load import load_config, long_targets, read_text
-from gateway.config.policy import Example, ModelPolicy, Policy, Target
-from gateway.config.problems import ConfigError, Path, Problem, Problems, listed, nearest
+from gateway.config.policy import Policy
+from gateway.config.problems import ConfigError, Problem, Problems
 from gateway.config.schema import Config
 from gateway.config.shape import Reader
 from gateway.config.values import is_null
-from gateway.policy.facts import REQUEST_FACTS
-from gateway.policy.rules import RuleError, Rules
+from gateway.policy.checks import Checks
+from gateway.policy.rules import Rules
 
 Change = Callable[[Node], Node]
 
-_TIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EMPTY = """the file is empty; this is the least that works:
 models:
   chat: {tiers: {all: [local]}}"""
@@ -66,121 +65,35 @@ def parse_policy(
     shape = msgspec.inspect.type_info(Policy)
     reader = Reader(shape, problems)
     data = reader.read(_long_form(root), shape)
-    policies: dict[str, Rules] = {}
-    if isinstance(data, dict) and isinstance(data.get("models"), dict):
-        for name, raw in data["models"].items():
-            if problems.none_in(("models", name)):
-                checks = _Checks(name, msgspec.convert(raw, ModelPolicy), config, reader.places, problems)
-                if (rules := checks.run()) is not None:
-                    policies[name] = rules
+    models = data.get("models") if isinstance(data, dict) else None
+    for name, raw in models.items() if isinstance(models, dict) else ():
+        if isinstance(raw, dict):
+            Checks(name, raw, config, reader.places, problems).run()
     if problems.found:
         raise ConfigError(source, problems.found)
-    return policies
-
-
-class _Checks:
-    """What the types alone cannot say of one model's policy."""
-
-    def __init__(
-        self, name: str, policy: ModelPolicy, config: Config, places: Mapping[Path, Node], problems: Problems
-    ) -> None:
-        self._policy = policy
-        self._config = config
-        self._places = places
-        self._problems = problems
-        self._at: Path = ("models", name)
-        self._name = name
-
-    def run(self) -> Rules | None:
-        """The compiled rules, if nothing is wrong with them."""
-        if self._name in self._config.models:
-            self._add((), "this name is under `models` of the config file too: keep one of them")
-        for tier, targets in self._policy.tiers.items():
-            self._tier(tier, targets)
-        self._rules()
-        for at, example in enumerate(self._policy.examples):
-            self._example(at, example)
-        if not self._problems.none_in(self._at):
-            return None
-        try:
-            return Rules(self._policy)
-        except RuleError as exc:
-            self._add(("rules", exc.at, *([exc.key] if exc.key else [])), str(exc))
-        return None
-
-    def _tier(self, name: str, targets: list[Target]) -> None:
-        at = ("tiers", name)
-        if not _TIER.fullmatch(name) or name in REQUEST_FACTS:
-            self._add(at, "a tier's name is letters, digits and `_`, and none of a request's facts: rules use it")
-        if not targets:
-            self._add(at, "expected at least one engine")
-        seen: set[tuple[str, str | None]] = set()
-        for number, target in enumerate(targets):
-            where = (*at, number)
-            engine = self._config.engines.get(target.engine)
-            if engine is None:
-                known = self._config.engines
-                near = nearest(target.engine, known) or f"; the engines are {listed(known)}"
-                self._add((*where, "engine"), f"no engine is named `{target.engine}`{near}")
-            elif target.model is not None and engine.models and target.model not in engine.models:
-                near = nearest(target.model, engine.models) or f"; it has {listed(engine.models)}"
-                self._add((*where, "model"), f"the engine `{target.engine}` has no model `{target.model}`{near}")
-            if (target.engine, target.model) in seen:
-                self._add(where, "this engine is in the tier already")
-            seen.add((target.engine, target.model))
-
-    def _rules(self) -> None:
-        last: int | None = None
-        names: set[str] = set()
-        for number, rule in enumerate(self._policy.rules):
-            at = ("rules", number)
-            if last is not None:
-                self._add(at, f"never looked at: rule {last + 1} has no `when` and is the last one for every request")
-                last = None
-            if rule.name is not None and rule.name in names:
-                self._add((*at, "name"), "another rule has this name")
-            names.add(rule.name or f"rule {number + 1}")
-            if rule.route is not None and rule.reject is not None:
-                self._add(at, "both `route` and `reject` are set: keep one of them")
-            if rule.route is not None and not rule.route:
-                self._add((*at, "route"), "expected at least one tier")
-            for place, tier in enumerate(rule.route or []):
-                self._known_tier(tier, (*at, "route", place))
-            if rule == type(rule)(name=rule.name, when=rule.when):
-                self._add(
-                    at, "it does nothing: give it `route`, `reject`, `class`, `set`, `cap`, `deadline` or `spill`"
-                )
-            if rule.when is None and (rule.route is not None or rule.reject is not None):
-                last = number
-
-    def _example(self, number: int, example: Example) -> None:
-        at = ("examples", number)
-        for tier in example.tiers:
-            self._known_tier(tier, (*at, "tiers", tier))
-        if example.expect.tier is not None:
-            self._known_tier(example.expect.tier, (*at, "expect", "tier"))
-        names = [rule.name or f"rule {place + 1}" for place, rule in enumerate(self._policy.rules)]
-        if example.expect.rule is not None and example.expect.rule not in names:
-            self._add((*at, "expect", "rule"), f"no rule is named `{example.expect.rule}`; there are {listed(names)}")
-
-    def _known_tier(self, name: str, at: Path) -> None:
-        tiers = self._policy.tiers
-        if name not in tiers:
-            near = nearest(name, tiers) or f"; the tiers are {listed(tiers)}"
-            self._add(at, f"no tier is named `{name}`{near}")
-
-    def _add(self, path: Path, message: str) -> None:
-        whole = (*self._at, *path)
-        self._problems.add(self._places[whole].line, whole, message)
+    return {name: Rules(policy) for name, policy in msgspec.convert(data, Policy).models.items()}
 
 
 def _long_form(root: Node) -> Node:
-    """The tree with the short forms of targets written out."""
-    return _at(root, "models", lambda models: _each(models, lambda one: _at(one, "tiers", _tiers)))
+    """The tree with the short forms of targets written out, and each condition and message on one line."""
+    return _at(root, "models", lambda models: _each(models, _model))
 
 
-def _tiers(node: Node) -> Node:
-    return _each(node, long_targets)
+def _model(node: Node) -> Node:
+    node = _at(node, "tiers", lambda tiers: _each(tiers, long_targets))
+    return _at(node, "rules", _rules)
+
+
+def _rules(node: Node) -> Node:
+    if not isinstance(node, Listing):
+        return node
+    return Listing(node.line, [_at(_at(rule, "when", _one_line), "reject", _one_line) for rule in node.items])
+
+
+def _one_line(node: Node) -> Node:
+    if not isinstance(node, Scalar) or node.bare:
+        return node
+    return structs.replace(node, text=" ".join(line.strip() for line in node.text.strip().split("\n")))
 
 
 def _at(node: Node, key: str, change: Change) -> Node:

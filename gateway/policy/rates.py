@@ -6,6 +6,8 @@ _WEIGHT = 0.2
 """Of the latest request in each mean; the older ones share the rest, so that about the last ten count."""
 _LEAST_TOKENS = 16
 """A prefill of fewer tokens says more of the engine's overhead than of its speed."""
+_MOST_TOKENS, _FASTEST, _LONGEST = 100_000_000, 10_000_000.0, 86_400.0
+"""Tokens of a request, tokens per second, and seconds, beyond which an engine's report cannot be true."""
 
 
 class Report(Protocol):
@@ -53,18 +55,17 @@ class Rates:
             ttft: seconds from its dispatch to its first output, which stands for the prefill where the engine does
                 not tell it.
         """
-        self.service = _mean(self.service, held)
-        computed = (report.prompt_tokens or 0) - (report.cached_tokens or 0)
-        prefill = report.prefill if report.prefill is not None else ttft
-        if computed >= _LEAST_TOKENS and prefill:
-            self.prefill = _mean(self.prefill, computed / prefill)
-        if report.completion_tokens:
-            self.output = _mean(self.output, report.completion_tokens)
-            decode = report.decode
-            if decode is None and ttft is not None and held > ttft:
-                decode = held - ttft
-            if decode and report.completion_tokens > 1:
-                self.decode = _mean(self.decode, report.completion_tokens / decode)
+        self.service = _mean(self.service, _true(held, _LONGEST))
+        computed = (_true(report.prompt_tokens, _MOST_TOKENS) or 0) - max(0, report.cached_tokens or 0)
+        if computed >= _LEAST_TOKENS:
+            prefill = _true(report.prefill, _LONGEST) or _true(ttft, _LONGEST)
+            self.prefill = _mean(self.prefill, _rate(computed, prefill))
+        completion = _true(report.completion_tokens, _MOST_TOKENS)
+        self.output = _mean(self.output, completion)
+        if completion is not None and completion > 1:
+            answering = None if ttft is None else held - ttft
+            decode = _true(report.decode, _LONGEST) or _true(answering, _LONGEST)
+            self.decode = _mean(self.decode, _rate(completion, decode))
 
     def prefill_time(self, tokens: int) -> float:
         """Seconds to compute `tokens` of a prompt, or 0 while that is not known."""
@@ -76,6 +77,8 @@ class TokenRatio:
 
     START = 0.25
     """English text in JSON, before anything was counted."""
+    LEAST, MOST = 0.01, 4.0
+    """What is beyond cannot be true."""
 
     def __init__(self) -> None:
         self.ratio = self.START
@@ -84,13 +87,25 @@ class TokenRatio:
     def learn(self, size: int, tokens: int) -> None:
         """`size` bytes of a request turned out to be `tokens`; a few bytes say more of the chat template."""
         if size >= 64 and tokens > 0:
-            seen = min(4.0, tokens / size)
-            self.ratio = _mean(self.ratio, seen) if self.learned else seen
+            seen = min(self.MOST, max(self.LEAST, tokens / size))
+            self.ratio = self.ratio + _WEIGHT * (seen - self.ratio) if self.learned else seen
             self.learned = True
 
     def estimate(self, size: int) -> int:
         return round(size * self.ratio)
 
 
-def _mean(old: float | None, new: float) -> float:
-    return new if old is None else old + _WEIGHT * (new - old)
+def _true(told: float | None, most: float) -> float | None:
+    """What was told, if it can be true."""
+    return told if told is not None and 0 < told <= most else None
+
+
+def _rate(tokens: float, seconds: float | None) -> float | None:
+    return None if seconds is None else _true(tokens / seconds, _FASTEST)
+
+
+def _mean(old: float | None, new: float | None) -> float | None:
+    """The mean with one more value, if that is known."""
+    if old is None or new is None:
+        return old if new is None else new
+    return old + _WEIGHT * (new - old)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from gateway.config.policy import Cap, Fields, ModelPolicy, Rule
-from gateway.policy.conditions import Condition, ConditionError, Moment
+from gateway.policy.conditions import Condition, Moment
 
 
 class Verdict(NamedTuple):
@@ -38,7 +38,7 @@ class Rules:
     """The rules for one model.
 
     Raises:
-        RuleError: a condition cannot be used, or a rule is of no use.
+        ConditionError: a condition cannot be used.
     """
 
     def __init__(self, policy: ModelPolicy) -> None:
@@ -64,7 +64,7 @@ class Rules:
             priority = rule.priority or priority
             deadline = rule.deadline or deadline
             cut = cut if rule.on_deadline is None else rule.on_deadline == "cut"
-            spill = rule.spill or spill
+            spill = spill if rule.spill is None else rule.spill
             changes |= compiled.set
             caps |= compiled.cap
             if rule.reject is not None or rule.route is not None:
@@ -74,25 +74,13 @@ class Rules:
         return Verdict(tiers, decided, tuple(matched), reject, priority, deadline, cut, spill, changes, caps)
 
 
-class RuleError(Exception):
-    """A rule that cannot be used: its number, the key of it that is wrong, and why."""
-
-    def __init__(self, at: int, key: str | None, message: str) -> None:
-        super().__init__(message)
-        self.at = at
-        self.key = key
-
-
 class _Compiled:
     def __init__(self, at: int, rule: Rule, tiers: Collection[str]) -> None:
         self.rule = rule
         self.name = rule.name or f"rule {at + 1}"
         self.set = _given(rule.set)
         self.cap = _given(rule.cap)
-        try:
-            self.condition = None if rule.when is None else Condition(rule.when, tiers)
-        except ConditionError as exc:
-            raise RuleError(at, "when", str(exc)) from None
+        self.condition = None if rule.when is None else Condition(rule.when, tiers)
 
 
 def _given(fields: Fields | Cap | None) -> dict[str, int | float]:

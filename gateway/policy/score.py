@@ -1,5 +1,7 @@
 """Which target of a tier is best for a request. Pure: scores look at numbers and touch nothing."""
 
+import functools
+import hashlib
 import random
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -11,6 +13,8 @@ _SERVICE = 2.0
 """Seconds that a request is taken to hold its place while no request has shown it."""
 _LOAD = 10.0
 """Seconds that a model which is not in memory is taken to load while none has shown it."""
+_REMEMBERED = 65_536
+"""Lots of a key and a target that are kept, since drawing one takes a microsecond."""
 
 
 class Candidate(Protocol):
@@ -18,7 +22,7 @@ class Candidate(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the engine and the model; the same for as long as both are in the config."""
+        """Of its engine; the same for as long as that is in the config."""
 
     @property
     def ready(self) -> bool: ...
@@ -60,12 +64,21 @@ class Question(Protocol):
 
 def free(candidate: Candidate) -> bool:
     """Whether it can take one more request now."""
-    return candidate.ready and (candidate.capacity is None or candidate.in_flight < candidate.capacity)
+    if not candidate.ready:
+        return False
+    capacity = _capacity(candidate)
+    return capacity is None or candidate.in_flight < capacity
 
 
 def load(candidate: Candidate) -> float:
     """Requests it runs, as a share of those it can run at once."""
-    return candidate.in_flight / (candidate.capacity or 1)
+    return candidate.in_flight / (_capacity(candidate) or 1)
+
+
+def _capacity(candidate: Candidate) -> int | None:
+    """What an engine says may be 0, and yet it is ready."""
+    capacity = candidate.capacity
+    return capacity if capacity is None or capacity > 0 else 1
 
 
 def predicted_wait(candidate: Candidate, ahead: float = 0.0) -> float:
@@ -75,20 +88,28 @@ def predicted_wait(candidate: Candidate, ahead: float = 0.0) -> float:
     """
     if not candidate.ready:
         return ENDLESS
-    if candidate.capacity is None:
+    capacity = _capacity(candidate)
+    if capacity is None:
         return 0.0
-    turns = candidate.in_flight - candidate.capacity + 1 + ahead
+    turns = candidate.in_flight - capacity + 1 + ahead
     if turns <= 0:
         return 0.0
-    service = candidate.rates.service if candidate.rates.service is not None else _SERVICE
-    return turns * service / candidate.capacity
+    service = candidate.rates.service
+    return turns * (_SERVICE if service is None else service) / capacity
 
 
 def predicted_ttft(candidate: Candidate, prompt_tokens: int, ahead: float = 0.0) -> float:
     """Seconds until its first token: the wait, the load of a cold model, and the prefill of what is not cached."""
-    wait = predicted_wait(candidate, ahead)
-    cold = 0.0 if candidate.warm else candidate.load_time if candidate.load_time is not None else _LOAD
-    return wait + cold + candidate.rates.prefill_time(prompt_tokens)
+    return predicted_wait(candidate, ahead) + preparation(candidate, prompt_tokens)
+
+
+def preparation(candidate: Candidate, prompt_tokens: int) -> float:
+    """Seconds from its place to its first token."""
+    prefill = candidate.rates.prefill_time(prompt_tokens)
+    if candidate.warm:
+        return prefill
+    loading = candidate.load_time
+    return prefill + (_LOAD if loading is None else max(0.0, loading))
 
 
 def by_predicted_ttft(candidates: Sequence[C], question: Question, _rng: random.Random) -> C:
@@ -116,7 +137,12 @@ def by_key(candidates: Sequence[C], question: Question, _rng: random.Random) -> 
 
     Rendezvous hashing: https://www.eecs.umich.edu/techreports/cse/96/CSE-TR-316-96.pdf.
     """
-    return max(candidates, key=lambda c: random.Random(f"{question.key}\n{c.name}").random())  # noqa: S311
+    return max(candidates, key=lambda c: _lot(question.key, c.name))
+
+
+@functools.lru_cache(_REMEMBERED)
+def _lot(key: str, name: str) -> bytes:
+    return hashlib.blake2b(f"{key}\n{name}".encode(errors="replace"), digest_size=8).digest()
 
 
 SCORES: dict[str, Callable[..., Candidate]] = {

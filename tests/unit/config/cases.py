@@ -24,9 +24,9 @@ def failure(text: str, environ: dict[str, str] = ENVIRON) -> str:
     return ""
 
 
-def bad_configs() -> dict[str, tuple[str, str]]:
-    """Text and messages of each case in bad.txt, by name."""
-    _, *cases = Path(__file__).with_name("bad.txt").read_text("utf-8").split("\n== ")
+def bad_cases(path: Path) -> dict[str, tuple[str, str]]:
+    """Text and messages of each case in a file such as bad.txt, by name."""
+    _, *cases = path.read_text("utf-8").split("\n== ")
     found = {}
     for case in cases:
         name, _, rest = case.partition("\n")
@@ -35,4 +35,4 @@ def bad_configs() -> dict[str, tuple[str, str]]:
     return found
 
 
-BAD = bad_configs()
+BAD = bad_cases(Path(__file__).with_name("bad.txt"))
