@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 from litestar import Litestar, Request, Response, asgi
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -13,15 +14,19 @@ from litestar.handlers import ASGIRouteHandler
 from litestar.types import Receive as LitestarReceive
 from litestar.types import Scope as LitestarScope
 from litestar.types import Send as LitestarSend
+from msgspec import structs
 
 from gateway.api import anthropic, ollama
-from gateway.api.admin import list_engines
+from gateway.api.admin import explain, list_engines
 from gateway.api.doors import DOORS, all_doors
 from gateway.api.errors import error_body, error_headers
+from gateway.api.front import Front
 from gateway.api.health import live, ready
 from gateway.api.inference import InferenceHandler
 from gateway.api.models import get_model, list_models
-from gateway.auth import Keys
+from gateway.config.changes import changes, keep_address
+from gateway.config.policy import ModelPolicy
+from gateway.config.reload import Reloader
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.fleet import Fleet
 from gateway.policy.load import Setup
@@ -33,36 +38,77 @@ _PATHS = frozenset({"/v1/models", *(door.path for door in DOORS)})
 _log = logging.getLogger("sluice.api")
 
 
-def create_app(setup: Setup, *, log: RequestLog | None = None) -> Litestar:
-    """The ASGI application; engines start and stop with its lifespan."""
-    config = setup.config
-    keys = Keys(config.server.keys)
-    fleet = Fleet(config)
-    router = Router(config, fleet, setup.policies)
+class Gateway:
+    """All that serves requests, by the setup in force."""
+
+    def __init__(self, setup: Setup, front: Front) -> None:
+        self.setup = setup
+        self.front = front
+        self.fleet = Fleet(setup.config)
+        self.router = Router(setup.config, self.fleet, setup.policies)
+
+    @asynccontextmanager
+    async def running(self, reloader: Reloader[Setup] | None) -> AsyncIterator[None]:
+        """Runs the engines, the queue, and what keeps the setup as its files are."""
+        async with self.fleet.running(), self.router.running(), anyio.create_task_group() as tasks:
+            if reloader is not None:
+                tasks.start_soon(reloader.run, self.update)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def update(self, setup: Setup) -> list[str]:
+        """Puts `setup` in force, and says what is different. Requests that are with an engine end as they began.
+
+        Raises:
+            ConfigError: this needs a restart; nothing has changed.
+        """
+        server, remarks = keep_address(self.setup.config.server, setup.config.server)
+        config = structs.replace(setup.config, server=server)
+        said = changes(self.setup.config, config, _written(self.setup), _written(setup))
+        await self.fleet.update(config)
+        # From here on nothing is waited for, so that no request sees a half of the change.
+        self.router.update(config, setup.policies)
+        self.front.update(config.server)
+        self.setup = setup._replace(config=config)
+        return said + remarks
+
+
+def create_app(
+    setup: Setup, *, front: Front | None = None, log: RequestLog | None = None, reloader: Reloader[Setup] | None = None
+) -> Litestar:
+    """The ASGI application; engines start and stop with its lifespan, in which `reloader` keeps it up to date."""
+    front = front or Front(setup.config.server)
+    gateway = Gateway(setup, front)
+    router = gateway.router
     log = log or RequestLog()
 
     @asynccontextmanager
     async def engines_running(_: Litestar) -> AsyncIterator[None]:
         try:
-            async with fleet.running(), router.running():
+            async with gateway.running(reloader):
                 yield
         finally:
             log.flush()
 
-    endpoints = [_mount(InferenceHandler(door, config.server, keys, router, log)) for door in all_doors(router)]
+    endpoints = [_mount(InferenceHandler(door, front, router, log)) for door in all_doors(router)]
     return Litestar(
-        [*endpoints, list_models, get_model, list_engines, *ollama.ROUTES, live, ready],
+        [*endpoints, list_models, get_model, list_engines, explain, *ollama.ROUTES, live, ready],
         lifespan=[engines_running],
         dependencies={
-            "keys": _always(keys),
-            "fleet": _always(fleet),
+            "keys": _now(lambda: front.keys),
+            "fleet": _always(gateway.fleet),
             "names": _always(router),
             "started_at": _always(int(time.time())),
+            "config_status": _now(lambda: reloader.status if reloader is not None else None),
         },
         exception_handlers={GatewayError: _gateway_error, HTTPException: _http_error, Exception: _unforeseen},
         openapi_config=None,
         logging_config=None,
     )
+
+
+def _written(setup: Setup) -> dict[str, ModelPolicy]:
+    return {name: rules.policy for name, rules in setup.policies.items()}
 
 
 def _mount(handler: InferenceHandler) -> ASGIRouteHandler:
@@ -74,7 +120,11 @@ def _mount(handler: InferenceHandler) -> ASGIRouteHandler:
 
 
 def _always(value: object) -> Provide:
-    return Provide(lambda: value, sync_to_thread=False)
+    return _now(lambda: value)
+
+
+def _now(value: Callable[[], object]) -> Provide:
+    return Provide(value, sync_to_thread=False)
 
 
 def _gateway_error(request: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:

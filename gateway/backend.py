@@ -20,6 +20,7 @@ class Backend:
     Attributes:
         process: the engine's process, if Sluice runs it.
         in_flight: requests that are with the engine now.
+        visitors: those beside them that take no place.
         last_used: the number of the latest request given to any engine, when it was this one's.
         engine_load: how busy the engine says it is, from whomever its requests come, if it tells.
         progressed_at: when the engine last sent something for a request (`time.perf_counter`).
@@ -39,16 +40,22 @@ class Backend:
         self._load_times: dict[str, float] = {}
         self._rates: dict[str, Rates] = {}
         self.in_flight = 0
+        self.visitors = 0
         self.last_used = 0
         self.progressed_at = 0.0
         self.on_change: Callable[[], None] = lambda: None
         self.looked_at = anyio.Event()
         """Set once the first probe has ended."""
         self._poke = anyio.Event()
+        self.closed = anyio.Event()
+        """Set once its connections are closed, and its process has ended."""
+        self._retired: float | None = None
+        self._retiring = anyio.Event()
+        self._left_alone = anyio.Event()
 
     @property
     def ready(self) -> bool:
-        return self.health.state is State.READY
+        return self.health.state is State.READY and self._retired is None
 
     @property
     def capacity(self) -> int | None:
@@ -80,6 +87,20 @@ class Backend:
         """One more request goes to it."""
         self.in_flight += 1
         self.last_used = next(_uses)
+
+    def give_back(self) -> None:
+        """One that went to it has ended."""
+        self.in_flight -= 1
+        self._look_around()
+
+    def visit(self) -> None:
+        """One more goes to it that takes no place."""
+        self.visitors += 1
+
+    def leave(self) -> None:
+        """One that took no place has ended."""
+        self.visitors -= 1
+        self._look_around()
 
     def progressed(self) -> None:
         self.progressed_at = time.perf_counter()
@@ -122,8 +143,31 @@ class Backend:
             await self._poke.wait()
         self._poke = anyio.Event()
 
+    def retire(self, drain: float) -> None:
+        """It is not in the config any longer: it gets no further request, and `drain` seconds for those it has."""
+        self._retired = drain
+        self._retiring.set()
+        self._look_around()
+
+    async def drained(self) -> None:
+        """Waits until it is retired, and no request is with it or their time is over."""
+        await self._retiring.wait()
+        with anyio.move_on_after(self._retired):
+            await self._left_alone.wait()
+
+    def _look_around(self) -> None:
+        if self._retired is not None and not self.in_flight and not self.visitors:
+            self._left_alone.set()
+
+    def learn_from(self, other: "Backend") -> None:
+        """Takes over what `other` has shown of the same engine's speed."""
+        self._rates, self._load_times = other._rates, other._load_times
+
     async def aclose(self) -> None:
-        await self.client.aclose()
+        try:
+            await self.client.aclose()
+        finally:
+            self.closed.set()
 
 
 _uses = itertools.count(1)

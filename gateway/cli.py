@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import json
 import logging
 import os
 import resource
@@ -17,8 +16,12 @@ import uvloop
 
 from gateway import __version__
 from gateway import demo as tour
-from gateway.config.jsonschema import json_schema
+from gateway.cli_config import config, load
+from gateway.cli_policy import check_policy, explain, replay
+from gateway.cli_simulate import simulate
+from gateway.config.history import History
 from gateway.config.load import ConfigError
+from gateway.config.reload import POLL, Reloader
 from gateway.config.schema import Config
 from gateway.engines import KINDS
 from gateway.engines.managed import ManagedError, find_model
@@ -45,10 +48,16 @@ def main() -> None:
 
 @main.command()
 @_CONFIG
-def serve(path: Path) -> None:
-    """Run the gateway until it is told to stop."""
+@click.option("--no-reload", is_flag=True, help="Keep the config as it is now, whatever becomes of its files.")
+def serve(path: Path, no_reload: bool) -> None:
+    """Run the gateway until it is told to stop. It follows its config files as they change, and SIGHUP."""
     configure_logging()
-    _run(_load(path))
+    reloader = Reloader(path, load, history=History(path), poll=None if no_reload else POLL)
+    try:
+        setup = reloader.first()
+    except ConfigError as exc:
+        raise click.ClickException(str(exc)) from None
+    _run(setup, reloader)
 
 
 @main.command()
@@ -63,7 +72,9 @@ def check(path: Path) -> None:
                 find_model(engine.managed.model)
             except ManagedError as exc:
                 raise click.ClickException(f"{path}: engines.{name}.managed.model: {exc}") from None
-    click.echo(f"{path}: {_count(config.engines, 'engine')}, {_count(config.models, 'model name')}, nothing wrong.")
+    policy = check_policy(path, setup)
+    models = _count(config.models, "model name")
+    click.echo(f"{path}: {_count(config.engines, 'engine')}, {models}{policy}, nothing wrong.")
 
 
 @main.command()
@@ -74,15 +85,10 @@ def demo() -> None:
     _run(setup, request_log=Path(os.devnull), beside=_tour(setup.config))
 
 
-@main.group()
-def config() -> None:
-    """About config files."""
-
-
-@config.command()
-def schema() -> None:
-    """Print the JSON Schema of config files, for editors."""
-    click.echo(json.dumps(json_schema(KINDS), indent=2))
+main.add_command(config)
+main.add_command(explain)
+main.add_command(replay)
+main.add_command(simulate)
 
 
 def _load(path: Path) -> Setup:
@@ -102,7 +108,13 @@ def _tour(config: Config) -> Callable[[], Awaitable[None]]:
     return lambda: tour.tour(url, server.keys[0].key, next(iter(config.models)), sys.stdout)
 
 
-def _run(setup: Setup, *, request_log: Path | None = None, beside: Callable[[], Awaitable[None]] | None = None) -> None:
+def _run(
+    setup: Setup,
+    reloader: Reloader[Setup] | None = None,
+    *,
+    request_log: Path | None = None,
+    beside: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     """Serves until a signal comes, with the task `beside` next to it."""
     address = setup.config.server
     try:
@@ -112,7 +124,7 @@ def _run(setup: Setup, *, request_log: Path | None = None, beside: Callable[[], 
             f"cannot listen on {address.host} port {address.port}: {os.strerror(exc.errno or 0)}"
         ) from None
     with listener, open(request_log or sys.stderr.fileno(), "w", closefd=request_log is not None) as out:
-        server = create_server(setup, RequestLog(out))
+        server = create_server(setup, RequestLog(out), reloader)
         _spare_the_collector()
         _allow_open_files()
         try:

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -22,7 +22,7 @@ from gateway.health.monitor import watch
 _LONGEST_NAME = 200
 """No model has a longer name, so that one is neither looked for nor repeated."""
 _FIRST_LOOK = 2.0
-"""Seconds that start-up waits for the first probes, so that engines which are well are known from the first request."""
+"""Seconds that the first probes are waited for, so that engines which are well are known from the first request."""
 
 
 class Route:
@@ -69,7 +69,7 @@ class Route:
         self.backend.take()
 
     def give_back(self) -> None:
-        self.backend.in_flight -= 1
+        self.backend.give_back()
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -92,17 +92,19 @@ class Fleet:
 
     def __init__(self, config: Config) -> None:
         self._aliases = config.models
-        managed = sum(engine.managed is not None for engine in config.engines.values())
-        self._threads = max(1, (os.cpu_count() or 1) // max(1, managed))
-        """For each managed engine that does not say: more threads than cores make all of them many times slower."""
-        self.backends = {name: self._backend(name, engine) for name, engine in config.engines.items()}
+        threads = _threads(config)
+        self.backends = {name: self._backend(name, engine, threads) for name, engine in config.engines.items()}
+        self._leaving: set[Backend] = set()
+        """Engines that are not in the config any longer, and have not ended yet."""
         self._routes: dict[str, list[Route]] = {}
+        self.changes = 0
+        """How often what is known of the engines has changed, for those who keep a `target`."""
         self._update_routes()
 
-    def _backend(self, name: str, config: EngineConfig) -> Backend:
+    def _backend(self, name: str, config: EngineConfig, threads: int) -> Backend:
         process = None
         if config.managed is not None:
-            spec = structs.replace(config.managed, threads=config.managed.threads or self._threads)
+            spec = structs.replace(config.managed, threads=config.managed.threads or threads)
             process = ManagedEngine(name, spec, config.models[0] if config.models else name)
         url = process.url if process is not None else config.url or ""
         backend = Backend(name, config, KINDS[config.kind](url, config), process)
@@ -114,24 +116,55 @@ class Fleet:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
         """Starts managed engines and probes, and ends both and every connection with the block."""
+        async with anyio.create_task_group() as self._tasks:
+            self._start(self.backends.values())
+            await _first_look(self.backends.values())
+            yield self
+            self._tasks.cancel_scope.cancel()
+
+    async def update(self, config: Config) -> None:
+        """Puts another config in force. Engines that it leaves as they are keep all that is known of them.
+
+        New ones are started and looked at first, so that requests find them ready. Then all changes at once, as the
+        last thing that is done here.
+        """
+        threads = _threads(config)
+        kept = {name: backend for name, backend in self.backends.items() if config.engines.get(name) == backend.config}
+        new = {
+            name: self._backend(name, engine, threads) for name, engine in config.engines.items() if name not in kept
+        }
+        self._start(new.values())
+        await _first_look(new.values())
+
+        gone = {backend for name, backend in self.backends.items() if name not in kept}
+        self._aliases = config.models
+        self.backends = {name: kept.get(name) or new[name] for name in config.engines}
+        self._update_routes()
+        self._leaving |= gone
+        for backend in gone:
+            backend.retire(config.server.drain_timeout)
+
+    def _start(self, backends: Iterable[Backend]) -> None:
+        for backend in backends:
+            before = self.backends.get(backend.name, backend)
+            if _is_same(before.config, backend.config):
+                backend.learn_from(before)
+            earlier = {other for other in (*self._leaving, before) if other.name == backend.name} - {backend}
+            self._tasks.start_soon(self._keep, backend, [other.closed for other in earlier])
+
+    async def _keep(self, backend: Backend, earlier: Iterable[anyio.Event]) -> None:
+        """Probes an engine, and runs its process once all `earlier` ones of its name are closed, until it is let go."""
         try:
             async with anyio.create_task_group() as tasks:
-                for backend in self.backends.values():
-                    if backend.process is not None:
-                        tasks.start_soon(backend.process.run)
-                    tasks.start_soon(watch, backend)
-                await self._first_look()
-                yield self
+                tasks.start_soon(watch, backend)
+                if backend.process is not None:
+                    tasks.start_soon(_run, backend.process, earlier)
+                await backend.drained()
                 tasks.cancel_scope.cancel()
         finally:
+            self._leaving.discard(backend)
             with anyio.CancelScope(shield=True):
-                for backend in self.backends.values():
-                    await backend.aclose()
-
-    async def _first_look(self) -> None:
-        with anyio.move_on_after(_FIRST_LOOK):
-            for backend in self.backends.values():
-                await backend.looked_at.wait()
+                await backend.aclose()
 
     # Names
 
@@ -148,6 +181,7 @@ class Fleet:
                 if own_name is not None:
                     routes[alias].append(Route(backend, own_name))
         self._routes = routes
+        self.changes += 1
 
     def models(self) -> list[ModelCard]:
         """Every name that clients may ask for, in order."""
@@ -205,6 +239,30 @@ class Fleet:
         near = difflib.get_close_matches(model, self._routes, n=3, cutoff=0.4)
         hint = f" Did you mean {_names(near, 'or')}?" if near else " GET /v1/models lists those there are."
         return ModelNotFound(f"The model `{model}` does not exist.{hint}", param="model")
+
+
+def _threads(config: Config) -> int:
+    """For each managed engine that does not say: more threads than cores make all of them many times slower."""
+    managed = sum(engine.managed is not None for engine in config.engines.values())
+    return max(1, (os.cpu_count() or 1) // max(1, managed))
+
+
+def _is_same(one: EngineConfig, other: EngineConfig) -> bool:
+    """Whether it is the same server, so that it is as fast as before."""
+    return (one.kind, one.url, one.managed) == (other.kind, other.url, other.managed)
+
+
+async def _first_look(backends: Iterable[Backend]) -> None:
+    with anyio.move_on_after(_FIRST_LOOK):
+        for backend in backends:
+            await backend.looked_at.wait()
+
+
+async def _run(process: ManagedEngine, earlier: Iterable[anyio.Event]) -> None:
+    """Runs it when others have ended that may have its port, or the memory that it needs."""
+    for closed in earlier:
+        await closed.wait()
+    await process.run()
 
 
 _VISIBLE = bytes(code if 0x20 <= code < 0x7F else ord("?") for code in range(256))

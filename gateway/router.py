@@ -4,19 +4,23 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 import anyio
 
-from gateway.admission import TICK, Admission, Ask, Lease
+from gateway.admission import CLASSES, TICK, Admission, Ask, Score
 from gateway.backend import Backend
+from gateway.config.policy import Target
 from gateway.config.schema import Config
-from gateway.errors import InvalidRequest
+from gateway.errors import GatewayError, InvalidRequest, NoEngine
 from gateway.fleet import Fleet, ModelCard, Route, card
+from gateway.lease import Planned, PlannedLease
+from gateway.policy.explain import UNROUTED, Explanation, Given, Sight, explain
 from gateway.policy.facts import ENDLESS, Facts, TierFacts
 from gateway.policy.rates import TokenRatio
 from gateway.policy.rules import Rules, Verdict
-from gateway.policy.score import SCORES, predicted_ttft, predicted_wait
+from gateway.policy.score import SCORES, predicted_wait, preparation
 from gateway.request import Endpoint, InferenceRequest
 
 _log = logging.getLogger("sluice.router")
@@ -68,6 +72,7 @@ class Router:
 
     Args:
         clock: the time in seconds, for the queue.
+        hour: the hour of the local time, for conditions.
         seed: for scores that draw lots.
     """
 
@@ -78,13 +83,45 @@ class Router:
         policies: Mapping[str, Rules] | None = None,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        hour: Callable[[], int] = lambda: time.localtime().tm_hour,
         seed: int | None = None,
     ) -> None:
         self.queue = config.queue
         self.fleet = fleet
         self.policies = dict(policies or {})
         self.admission: Admission[Route] = Admission(config.queue.limit, clock, seed)
+        self._hour = hour
         self._ratios: dict[str, TokenRatio] = {}
+        self._kept: dict[Rules, list[tuple[str, list[Route]]]] = {}
+        self._kept_since = fleet.changes
+
+    def update(self, config: Config, policies: Mapping[str, Rules]) -> None:
+        """Puts another config in force, after the fleet has done so; requests that wait are planned again."""
+        self.queue = config.queue
+        self.policies = dict(policies)
+        self.admission.limit = config.queue.limit
+        for ask in list(self.admission.waiting):
+            if isinstance(ask, Planned):
+                self._update(ask)
+        self.admission.tick()
+
+    def _update(self, ask: Planned[Plan]) -> None:
+        try:
+            ask.plan = plan = ask.again(ask.plan)
+        except GatewayError as error:
+            self.admission.refuse(ask, error)
+            return
+        ask.tiers, ask.score = [routes for _, routes in plan.tiers], _score(plan)
+        ask.priority, ask.spill = CLASSES[plan.priority], plan.verdict.spill
+
+    def _plan_again(self, request: InferenceRequest, client: Client, before: Plan) -> Plan:
+        try:
+            return self.plan(request, client)
+        except NoEngine:  # it waits already, and may as well do so until one is ready
+            tiers = [(name, places) for name, places in self._places(request.model) if places]
+            if not tiers:
+                raise
+            return before._replace(tiers=tiers)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -144,17 +181,18 @@ class Router:
                 raise InvalidRequest(verdict.reject, status=403, code="rejected_by_policy")
         return self._plan(request.model, facts, verdict, dict(places), policy, client)
 
-    def lease(self, plan: Plan, request: InferenceRequest, client: Client, waited: float = 0.0) -> Lease[Route]:
+    def lease(self, plan: Plan, request: InferenceRequest, client: Client, waited: float = 0.0) -> PlannedLease[Plan]:
         """A place for the request, to be waited for.
 
         Args:
             waited: seconds since the request came, which count against its deadline.
         """
         facts, verdict = plan.facts, plan.verdict
-        score = SCORES[plan.policy.policy.score if plan.policy is not None else "least_loaded"]
-        ask: Ask[Route] = Ask(
+        ask = Planned(
+            plan,
+            partial(self._plan_again, request, client),
             [routes for _, routes in plan.tiers],
-            score,  # type: ignore[arg-type]
+            _score(plan),
             key=client.key,
             priority=plan.priority,
             spill=verdict.spill,
@@ -164,7 +202,52 @@ class Router:
         timeout = self.queue.timeout
         if verdict.deadline is not None:
             timeout = min(timeout, max(0.0, verdict.deadline - waited))
-        return Lease(self.admission, ask, timeout, placeless=request.endpoint in _WITHOUT_PLACE)
+        return PlannedLease(self.admission, ask, timeout, placeless=request.endpoint in _WITHOUT_PLACE)
+
+    def explain(self, request: InferenceRequest, client: Client, given: Given, *, live: bool = True) -> Explanation:
+        """What would become of a request now. It takes no place and changes nothing.
+
+        Args:
+            given: facts in place of those that the request has.
+            live: whether the engines' state is a real one.
+
+        Raises:
+            ModelNotFound, NoEngine: nothing has the name, or an engine that may have it has never answered.
+        """
+        facts = given.over(self._facts(request, client))
+        policy = self.policies.get(facts.model)
+        places = dict(self._places(facts.model))
+        moment = _Moment(self, facts, client, places)
+        verdict = (policy or UNROUTED).decide(moment)
+        priority = verdict.priority or client.priority
+        tiers: list[tuple[str, list[Route]]] = []
+        refused = None
+        if verdict.reject is None:
+            try:
+                tiers = self._plan(facts.model, facts, verdict, places, policy, client).tiers
+            except NoEngine as error:
+                refused = error.message
+        return explain(
+            Sight(
+                policy or UNROUTED,
+                moment,
+                verdict,
+                {name.decode("latin-1"): value.decode("latin-1") for name, value in client.headers.items()},
+                places,
+                tiers,
+                lambda place: self._why_not(place, facts),
+                lambda some: self._wait_for(some, client.key, priority),
+                priority,
+                facts.endpoint in {endpoint.name.lower() for endpoint in _WITHOUT_PLACE},
+                refused,
+                live,
+            )
+        )
+
+    def _wait_for(self, places: Sequence[Route], key: str, priority: str) -> float:
+        """Seconds until one of some places has room for a request that comes now."""
+        ask: Ask[Route] = Ask([places], SCORES["least_loaded"], key=key, priority=priority)  # type: ignore[arg-type]
+        return self.admission.expected_wait(ask)
 
     def ratio(self, model: str) -> TokenRatio:
         """What is learned of the tokens in prompts for the model that clients call `model`."""
@@ -175,12 +258,14 @@ class Router:
         ready = [place for place in places if place.ready]
         ahead = self.admission.queued_for(places) if self.admission.waiting else 0
         part = ahead / len(ready) if ready else 0.0
+        waits = [predicted_wait(place, part) for place in ready]
+        ttfts = [wait + preparation(place, prompt_tokens) for wait, place in zip(waits, ready, strict=True)]
         return TierFacts(
             healthy=bool(ready),
             queue=ahead,
             running=sum(place.in_flight for place in places),
-            predicted_wait_s=min((predicted_wait(place, part) for place in ready), default=ENDLESS),
-            predicted_ttft_s=min((predicted_ttft(place, prompt_tokens, part) for place in ready), default=ENDLESS),
+            predicted_wait_s=min(waits, default=ENDLESS),
+            predicted_ttft_s=min(ttfts, default=ENDLESS),
             warm=any(place.warm for place in ready),
         )
 
@@ -199,7 +284,7 @@ class Router:
             key=client.key,
             key_class=client.priority,
             app=client.app,
-            hour=time.localtime().tm_hour,
+            hour=self._hour(),
         )
 
     def _estimate(self, request: InferenceRequest) -> int:
@@ -213,11 +298,18 @@ class Router:
         policy = self.policies.get(model)
         if policy is None:
             return [("all", self.fleet.routes(model))]
-        tiers = []
-        for name, targets in policy.policy.tiers.items():
-            found = (self.fleet.target(model, target.engine, target.model, target.weight) for target in targets)
-            tiers.append((name, [route for route in found if route is not None]))
-        return tiers
+        if self._kept_since != self.fleet.changes:
+            self._kept_since = self.fleet.changes
+            self._kept.clear()
+        if policy not in self._kept:
+            self._kept[policy] = [
+                (name, [found for target in targets if (found := self._target(model, target)) is not None])
+                for name, targets in policy.policy.tiers.items()
+            ]
+        return self._kept[policy]
+
+    def _target(self, model: str, target: Target) -> Route | None:
+        return self.fleet.target(model, target.engine, target.model, target.weight)
 
     def _plan(
         self,
@@ -275,6 +367,10 @@ class _Moment:
         if name not in self._tiers:
             self._tiers[name] = self._router.tier_facts(self._places[name], self.facts.prompt_tokens)
         return self._tiers[name]
+
+
+def _score(plan: Plan) -> Score[Route]:
+    return SCORES[plan.policy.policy.score if plan.policy is not None else "least_loaded"]  # type: ignore[return-value]
 
 
 def _backends(places: Mapping[str, list[Route]], tiers: Sequence[str]) -> list[Backend]:

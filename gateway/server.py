@@ -1,5 +1,6 @@
 """The listening side: uvicorn with our limits on what a client may send before the application sees it."""
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -15,7 +16,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.api.errors import error_body
 from gateway.api.exchange import CONNECTION
+from gateway.api.front import Front
 from gateway.app import create_app
+from gateway.config.reload import Reloader
 from gateway.errors import InvalidRequest
 from gateway.policy.load import Setup
 from gateway.telemetry.logs import RequestLog
@@ -28,8 +31,8 @@ _LINGER = 1.0
 class ClientProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with a bound on the request's head, and errors in the form that clients read."""
 
-    max_head_bytes = 64 * 1024
-    stall_timeout = 120.0
+    front: Front
+    """Has the limits. Each server has a subclass of its own with its own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -70,7 +73,9 @@ class ClientProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._unread = unread
-            self.timeout_keep_alive_task = self.loop.call_later(self.stall_timeout, self.timeout_keep_alive_handler)
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.front.server.stall_timeout, self.timeout_keep_alive_handler
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -81,7 +86,7 @@ class ClientProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._unset_keepalive_if_required()
-        if self._head_bytes > self.max_head_bytes:
+        if self._head_bytes > self.front.server.max_header_bytes:
             self._head_too_large = True
             self._refuse()
             return
@@ -110,9 +115,9 @@ class ClientProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {CONNECTION: {"connection": self}}
 
     def on_headers_complete(self) -> None:
-        if self._head_bytes > self.max_head_bytes:
+        if self._head_bytes > self.front.server.max_header_bytes:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            self._head_too_large = size > self.max_head_bytes
+            self._head_too_large = size > self.front.server.max_header_bytes
         if self._head_too_large or self.parser.get_method() == b"CONNECT":
             raise ValueError  # the parser hands it on as its own error, which ends in `_refuse`
         if not self.parser.should_upgrade():  # else it comes again, see `_parse`
@@ -159,7 +164,17 @@ class ClientProtocol(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, ended by the first SIGINT or SIGTERM with exit status 0, and by the second at once."""
+    """uvicorn's server, ended by the first SIGINT or SIGTERM with exit status 0, and by the second at once.
+
+    Args:
+        front: has the time that running requests have to end.
+        on_hangup: called on SIGHUP; without it that ends the process, as is usual.
+    """
+
+    def __init__(self, config: uvicorn.Config, front: Front, on_hangup: Callable[[], None] | None = None) -> None:
+        super().__init__(config)
+        self._front = front
+        self._on_hangup = on_hangup
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -167,7 +182,13 @@ class Server(uvicorn.Server):
             addresses = [listener.getsockname() for listener in sockets or []]
             _log.info("listening on %s", ", ".join(f"{address[0]} port {address[1]}" for address in addresses))
 
+    @property
+    def drain_timeout(self) -> int:
+        """Whole seconds that running requests may go on for."""
+        return math.ceil(self._front.server.drain_timeout)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.timeout_graceful_shutdown = self.drain_timeout
         await super().shutdown(sockets)
         if self.force_exit:  # waits for nothing and ends the application all the same
             for task in self.server_state.tasks:
@@ -178,13 +199,19 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit
         running = len(self.server_state.tasks)
         if running and not self.should_exit:
-            limit = self.config.timeout_graceful_shutdown
-            _log.info("stopping when %d running requests have ended, at most %s s; again to stop now", running, limit)
+            _log.info(
+                "stopping when %d running requests have ended, at most %d s; again to stop now",
+                running,
+                self.drain_timeout,
+            )
         super().handle_exit(sig, frame)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        if (reload := self._on_hangup) is not None:
+            loop = asyncio.get_running_loop()
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload))
         try:
             yield
         finally:
@@ -202,16 +229,15 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=4096)
 
 
-def create_server(setup: Setup, log: RequestLog | None = None) -> Server:
-    """A server for `setup`, not yet listening."""
+def create_server(setup: Setup, log: RequestLog | None = None, reloader: Reloader[Setup] | None = None) -> Server:
+    """A server for `setup`, not yet listening. `reloader` gave the setup, and goes on to keep it as its files are."""
     config = setup.config
-    limits = {"max_head_bytes": config.server.max_header_bytes, "stall_timeout": config.server.stall_timeout}
-    protocol = type("Protocol", (ClientProtocol,), limits)
+    front = Front(config.server)
     settings = uvicorn.Config(
-        create_app(setup, log=log),
+        create_app(setup, front=front, log=log, reloader=reloader),
         host=config.server.host,
         port=config.server.port,
-        http=protocol,
+        http=type("Protocol", (ClientProtocol,), {"front": front}),
         loop="uvloop",
         ws="none",
         lifespan="on",
@@ -220,6 +246,5 @@ def create_server(setup: Setup, log: RequestLog | None = None) -> Server:
         server_header=False,
         proxy_headers=False,
         date_header=False,
-        timeout_graceful_shutdown=math.ceil(config.server.drain_timeout),
     )
-    return Server(settings)
+    return Server(settings, front, reloader.ask if reloader is not None and reloader.watches else None)

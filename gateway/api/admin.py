@@ -1,11 +1,14 @@
-"""`GET /admin/engines`: what Sluice knows of each engine. It names no address and no credential."""
+"""What Sluice knows of its engines, and why a request would go where it would. No address and no credential is told."""
 
 import msgspec
-from litestar import get
+from litestar import get, post
 
-from gateway.api.models import AnyRequest, Fleet_, Keys_
+from gateway.api.models import AnyRequest, Fleet_, Keys_, Names_
+from gateway.api.question import Question, answer
 from gateway.backend import Backend
 from gateway.engines.base import EngineModel, Load
+from gateway.policy.explain import Explanation
+from gateway.translate.ollama_openai import parse
 
 
 class _Model(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -45,6 +48,13 @@ class EngineList(msgspec.Struct):
 async def list_engines(request: AnyRequest, keys: Keys_, fleet: Fleet_) -> EngineList:
     keys.check(request.scope["headers"])
     return EngineList([_card(backend) for backend in fleet.backends.values()])
+
+
+@post("/admin/explain", status_code=200)
+async def explain(request: AnyRequest, keys: Keys_, names: Names_) -> Explanation:
+    """Why a request would go where it would go now. It is not sent, and takes no place in the queue."""
+    keys.check(request.scope["headers"])
+    return answer(parse(Question, await request.body()), names)
 
 
 def _card(backend: Backend) -> EngineCard:

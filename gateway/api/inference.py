@@ -7,16 +7,15 @@ from collections.abc import Callable
 
 import anyio
 
-from gateway.admission import Lease
 from gateway.api.door import Door, Writer
 from gateway.api.errors import error_headers
 from gateway.api.exchange import ClientGone, Exchange, Receive, Scope, Send
+from gateway.api.front import Front
 from gateway.api.writing import TranslatingClient
-from gateway.auth import Keys
-from gateway.config.schema import Server
 from gateway.errors import EngineTimeout, GatewayError, InvalidRequest
 from gateway.fleet import Route, header_value
 from gateway.guard import Guard
+from gateway.lease import PlannedLease
 from gateway.request import InferenceRequest
 from gateway.router import Client as Asker
 from gateway.router import Plan, Router
@@ -41,16 +40,14 @@ class InferenceHandler:
 
     Args:
         door: which one, and how its clients speak.
-        server: limits of the listening side.
-        keys: who may ask.
+        front: limits of the listening side, and who may ask.
         router: who answers.
         log: gets one record a request.
     """
 
-    def __init__(self, door: Door, server: Server, keys: Keys, router: Router, log: RequestLog) -> None:
+    def __init__(self, door: Door, front: Front, router: Router, log: RequestLog) -> None:
         self.door = door
-        self.server = server
-        self.keys = keys
+        self.front = front
         self.router = router
         self.log = log
 
@@ -64,12 +61,13 @@ class _Call:
 
     def __init__(self, handler: InferenceHandler, exchange: Exchange) -> None:
         self.handler = handler
+        self.server = handler.front.server
         self.exchange = exchange
         self.guard = Guard()
         self.timeline = Timeline()
         self.asker = Asker()
         self.plan: Plan | None = None
-        self.lease: Lease[Route] | None = None
+        self.lease: PlannedLease[Plan] | None = None
         self.error_event: Callable[[GatewayError], bytes] = handler.door.error_event
         self.request: InferenceRequest | None = None
         self.route: Route | None = None
@@ -103,12 +101,12 @@ class _Call:
             self._record(error)
 
     async def _serve(self) -> None:
-        exchange, server, guard = self.exchange, self.handler.server, self.guard
+        exchange, server, guard = self.exchange, self.server, self.guard
         if exchange.method != "POST":
             raise InvalidRequest(
                 f"{exchange.path} takes POST, not {exchange.method}.", status=405, code="method_not_allowed"
             )
-        key = self.handler.keys.check(exchange.raw_headers)
+        key = self.handler.front.keys.check(exchange.raw_headers)
         self.asker = Asker(
             key.name if key is not None else "",
             key.priority if key is not None else "normal",
@@ -129,6 +127,7 @@ class _Call:
                 guard.remind(router.queue.comment_interval, self._remind)
             async with router.lease(plan, asked.request, self.asker, now - self.timeline.received) as self.lease:
                 await self._wait(self.lease)
+                self.plan = plan = self.lease.plan
                 self.route = route = self.lease.place
                 if asked.as_chat is not None and asked.request.endpoint not in route.backend.engine.serves:
                     asked = asked.as_chat()
@@ -139,7 +138,7 @@ class _Call:
                 async with Attempt(route.backend, route.model, request, guard, self.timeline) as answer:
                     await self._relay(answer, request, asked.writer)
 
-    async def _wait(self, lease: Lease[Route]) -> None:
+    async def _wait(self, lease: PlannedLease[Plan]) -> None:
         """Waits for a place at an engine."""
         if lease.waited:
             while not await lease.granted(_LONG):
@@ -170,7 +169,7 @@ class _Call:
         return f"reading the prompt, {progress[0]} of {progress[1]} tokens"
 
     async def _relay(self, answer: Answer, request: InferenceRequest, writer: Writer | None) -> None:
-        server = self.handler.server
+        server = self.server
         headers = self._engine_headers()
         client: Client = self.exchange if writer is None else TranslatingClient(self.exchange, writer)
         if not request.stream:
@@ -227,7 +226,7 @@ class _Call:
     def _limit_passed(self, cause: str) -> GatewayError:
         if cause == "body":
             return InvalidRequest(
-                f"The request body stopped coming for {self.handler.server.body_timeout:g} s.",
+                f"The request body stopped coming for {self.server.body_timeout:g} s.",
                 status=408,
                 code="request_timeout",
             )

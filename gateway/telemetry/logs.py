@@ -7,6 +7,8 @@ from typing import TextIO
 
 import msgspec
 
+from gateway.policy.decision import Decision
+
 
 class RequestRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What is logged of one request. Times are seconds since it was received; absent is unknown."""
@@ -29,6 +31,8 @@ class RequestRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     attempt: int | None = None
     stream: bool = False
     tier: str | None = None
+    decision: Decision | None = None
+    """Of a model with a policy."""
     priority: str | None = None
     queued: float | None = None
     """How long it waited for a place; absent if it had not to."""

@@ -20,6 +20,7 @@ SECTIONS = {
     schema.Timeouts: "`engines.NAME.timeouts`",
     schema.Probe: "`engines.NAME.probe`",
     schema.Target: "`models.NAME`",
+    schema.Queue: "`queue`",
     schema.Server: "`server`",
     schema.Key: "`server.keys`",
 }
@@ -64,7 +65,7 @@ def test_every_section_is_documented() -> None:
 
 @pytest.mark.parametrize("kind", SECTIONS, ids=SECTIONS.values())
 def test_every_key_is_documented_with_its_default(kind: type[msgspec.Struct]) -> None:
-    assert documented(SECTIONS[kind]) == {field.name: default(field) for field in msgspec.structs.fields(kind)}
+    assert documented(SECTIONS[kind]) == {field.encode_name: default(field) for field in msgspec.structs.fields(kind)}
 
 
 def test_the_examples_are_good_configs() -> None:
