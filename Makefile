@@ -1,14 +1,20 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format venv clean
+.PHONY: help demo test test-engines conformance lint format venv clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: ## try it: real engines behind the gateway at http://127.0.0.1:8100
 	@scripts/demo
 
 test: ## everything that is checked: lint, types, tests with coverage
 	@scripts/test
+
+test-engines: ## the tests that need a real vLLM, which is installed for them (3 GB)
+	@scripts/test-engines
+
+conformance: ## try every feature on every engine, vLLM too, and write docs/conformance.md
+	@scripts/conformance
 
 lint: ## ruff, mypy and the import rules
 	@scripts/lint
