@@ -11,7 +11,8 @@ import msgspec
 from msgspec import structs
 
 from gateway.backend import Backend
-from gateway.config.schema import Config
+from gateway.config.policy import Target
+from gateway.config.schema import Config, Timeouts
 from gateway.config.schema import Engine as EngineConfig
 from gateway.engines import KINDS
 from gateway.engines.identity import describe
@@ -31,8 +32,9 @@ class Route:
     `identity` is what is known of the model there, and `headers` are those by which clients are told of all that.
     """
 
-    def __init__(self, backend: Backend, model: str, weight: float = 1.0) -> None:
+    def __init__(self, backend: Backend, model: str, weight: float = 1.0, timeouts: Timeouts | None = None) -> None:
         self.backend = backend
+        self.timeouts = timeouts or backend.config.timeouts
         self.model = model
         self.weight = weight
         self.name = backend.name
@@ -209,11 +211,15 @@ class Fleet:
             raise self._unknown(model)
         return routes
 
-    def target(self, alias: str, engine: str, model: str | None, weight: float) -> Route | None:
+    def target(self, alias: str, target: Target) -> Route | None:
         """A place that a policy names, or `None` while its engine has not told the model's name."""
-        backend = self.backends[engine]
-        own_name = model or _own_name(backend, alias)
-        return None if own_name is None else Route(backend, own_name, weight)
+        backend = self.backends[target.engine]
+        own_name = target.model or _own_name(backend, alias)
+        if own_name is None:
+            return None
+        limits = structs.asdict(target.timeouts)
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        return Route(backend, own_name, target.weight, structs.replace(backend.config.timeouts, **given))
 
     def none_ready(self, model: str, backends: Sequence[Backend] | None = None) -> NoEngine:
         """The error for a model whose engines are all away."""

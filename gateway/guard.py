@@ -18,6 +18,8 @@ class Guard:
     """
 
     GONE = "gone"
+    PREEMPTED = "preempted"
+    """The request has lost its place, and may go on with another: see `goes_on`."""
 
     def __init__(self) -> None:
         self.cause: str | None = None
@@ -61,15 +63,32 @@ class Guard:
             self._set_timer()
 
     def cancel(self, cause: str) -> None:
-        """Ends the block now; the first cause counts."""
-        if self.cause is None and self._task is not None:
+        """Ends the block now; the first cause counts, but any before `PREEMPTED`, after which it might go on."""
+        if self._task is None:
+            return
+        if self.cause is None:
             self.cause = cause
             self._task.cancel()
+        elif self.cause == self.PREEMPTED:
+            self.cause = cause
+
+    def goes_on(self) -> bool:
+        """Called on a cancellation inside the block: whether that was `PREEMPTED` alone, which is over with this."""
+        if self.cause != self.PREEMPTED or self._task is None or self._task.cancelling() > self._cancelling + 1:
+            return False
+        self._task.uncancel()
+        self.cause = None
+        self._deadline = self._total = float("inf")
+        self._set_timer()
+        return True
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._timer_due = min(self._deadline, self._total, self._last, self._remind_at)
+        if self._timer_due == float("inf"):
+            return
         delay = self._timer_due - time.perf_counter()
         self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._on_timer)
 

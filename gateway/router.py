@@ -11,7 +11,6 @@ import anyio
 
 from gateway.admission import CLASSES, TICK, Admission, Ask, Score
 from gateway.backend import Backend
-from gateway.config.policy import Target
 from gateway.config.schema import Config
 from gateway.errors import GatewayError, InvalidRequest, NoEngine
 from gateway.fleet import Fleet, ModelCard, Route, card
@@ -21,12 +20,16 @@ from gateway.policy.facts import ENDLESS, Facts, TierFacts
 from gateway.policy.rates import TokenRatio
 from gateway.policy.rules import Rules, Verdict
 from gateway.policy.score import SCORES, predicted_wait, preparation
+from gateway.policy.trials import Trials
 from gateway.request import Endpoint, InferenceRequest
 
 _log = logging.getLogger("sluice.router")
 
 _WITHOUT_PLACE = frozenset({Endpoint.TOKENIZE, Endpoint.COUNT_TOKENS})
 """What engines answer at once, whatever else they do."""
+_UNPLACED = frozenset(endpoint.name.lower() for endpoint in _WITHOUT_PLACE)
+_MOST_COPIES = 64
+"""Requests at the engines of a shadow tier beyond which they get no copies."""
 _UNSURE = 1.5
 """By how much an estimate of tokens may be beyond a context that the prompt fits, before any was counted."""
 _ANSWER = 256
@@ -89,6 +92,7 @@ class Router:
         self.queue = config.queue
         self.fleet = fleet
         self.policies = dict(policies or {})
+        self.trials = Trials(self.policies, seed)
         self.admission: Admission[Route] = Admission(config.queue.limit, clock, seed)
         self._hour = hour
         self._ratios: dict[str, TokenRatio] = {}
@@ -99,6 +103,7 @@ class Router:
         """Puts another config in force, after the fleet has done so; requests that wait are planned again."""
         self.queue = config.queue
         self.policies = dict(policies)
+        self.trials.update(self.policies)
         self.admission.limit = config.queue.limit
         for ask in list(self.admission.waiting):
             if isinstance(ask, Planned):
@@ -179,7 +184,23 @@ class Router:
             verdict = policy.decide(_Moment(self, facts, client, dict(places)))
             if verdict.reject is not None:
                 raise InvalidRequest(verdict.reject, status=403, code="rejected_by_policy")
+            verdict = verdict._replace(tiers=self.trials.tiers(request.model, verdict.tiers))
         return self._plan(request.model, facts, verdict, dict(places), policy, client)
+
+    def copy(self, plan: Plan, client: Client) -> Plan | None:
+        """Where a copy of a request goes, if it has drawn that, and a place for one is there."""
+        model = plan.facts.model
+        tier = self.trials.shadow(model)
+        if tier is None or plan.policy is None or plan.facts.endpoint in _UNPLACED:
+            return None
+        places = dict(self._places(model))
+        if sum(place.in_flight for place in places[tier]) >= _MOST_COPIES:
+            return None
+        verdict = plan.verdict._replace(tiers=(tier,), priority="low", deadline=None, spill=ENDLESS)
+        try:
+            return self._plan(model, plan.facts, verdict, places, plan.policy, client)
+        except NoEngine:
+            return None
 
     def lease(self, plan: Plan, request: InferenceRequest, client: Client, waited: float = 0.0) -> PlannedLease[Plan]:
         """A place for the request, to be waited for.
@@ -223,6 +244,8 @@ class Router:
         tiers: list[tuple[str, list[Route]]] = []
         refused = None
         if verdict.reject is None:
+            if policy is not None:
+                verdict = verdict._replace(tiers=self.trials.usual(facts.model, verdict.tiers))
             try:
                 tiers = self._plan(facts.model, facts, verdict, places, policy, client).tiers
             except NoEngine as error:
@@ -238,7 +261,7 @@ class Router:
                 lambda place: self._why_not(place, facts),
                 lambda some: self._wait_for(some, client.key, priority),
                 priority,
-                facts.endpoint in {endpoint.name.lower() for endpoint in _WITHOUT_PLACE},
+                facts.endpoint in _UNPLACED,
                 refused,
                 live,
             )
@@ -303,13 +326,10 @@ class Router:
             self._kept.clear()
         if policy not in self._kept:
             self._kept[policy] = [
-                (name, [found for target in targets if (found := self._target(model, target)) is not None])
+                (name, [found for target in targets if (found := self.fleet.target(model, target)) is not None])
                 for name, targets in policy.policy.tiers.items()
             ]
         return self._kept[policy]
-
-    def _target(self, model: str, target: Target) -> Route | None:
-        return self.fleet.target(model, target.engine, target.model, target.weight)
 
     def _plan(
         self,

@@ -80,6 +80,10 @@ class Lease(Generic[P]):
                 ) from None
         return True
 
+    def keep(self) -> None:
+        """It is not to be lost any more."""
+        self.ask.preempt = None
+
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:

@@ -58,6 +58,7 @@ class Exchange:
         started: whether the answer itself has begun, and not only comments that keep the connection open.
         finishing: whether the last part of the answer is being sent, or was.
         finished: whether the client's connection has taken it.
+        on_start: called once when the answer itself begins.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,6 +75,7 @@ class Exchange:
         self.started = False
         self.finishing = False
         self.finished = False
+        self.on_start: Callable[[], None] | None = None
         self._receive = receive
         self._send = send
         self._connection: Connection | None = scope.get("extensions", {}).get(CONNECTION, {}).get("connection")
@@ -121,8 +123,12 @@ class Exchange:
     async def start(self, status: int, headers: HeaderList) -> None:
         """Begins the answer. Where a comment came before it, its head has gone with that."""
         self.started = True
-        if self.head_sent:
-            return
+        if self.on_start is not None:
+            self.on_start()
+        if not self.head_sent:
+            await self._send_head(status, headers)
+
+    async def _send_head(self, status: int, headers: HeaderList) -> None:
         self.head_sent = True
         self.status = status
         await self._send(
@@ -151,8 +157,7 @@ class Exchange:
                 (b"cache-control", b"no-cache"),
                 (b"x-accel-buffering", b"no"),
             ]
-            await self.start(200, headers)
-            self.started = False
+            await self._send_head(200, headers)
         await self.write(b": " + text.encode() + b"\n\n")
 
     async def write(self, data: bytes) -> None:

@@ -16,6 +16,16 @@ Number = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 
+class TargetTimeouts(Section, frozen=True):
+    """Limits in place of the engine's own `timeouts`; see there. What is not named stays."""
+
+    connect: Seconds | None = None
+    first_byte: Seconds | None = None
+    ttft: Seconds | None = None
+    idle: Seconds | None = None
+    total: Seconds | None = None
+
+
 class Target(Section, frozen=True):
     """An engine of a tier, and the model that it is asked for."""
 
@@ -24,6 +34,7 @@ class Target(Section, frozen=True):
     """The engine's own name for the model. Not set: the name asked for, or the engine's only model."""
     weight: Annotated[float, Meta(gt=0)] = 1.0
     """How often it is chosen beside the others of its tier, with `score: weighted`."""
+    timeouts: TargetTimeouts = TargetTimeouts()
 
 
 class Fields(Section, frozen=True):

@@ -47,12 +47,15 @@ class Canary:
         All others do not use it; but where the rules leave nothing else, they mean it. The share is counted among
         requests that a rule has not routed past the canary.
         """
-        mine = self.config.tier
-        others = tuple(tier for tier in tiers if tier != mine)
-        if mine not in tiers or not others:
+        others = self.past(tiers)
+        if others == tiers:
             return tiers
         drawn = self.ended is None and self._rng.random() < self.config.share
-        return (mine, *others) if drawn else others
+        return (self.config.tier, *others) if drawn else others
+
+    def past(self, tiers: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of a request that does not draw it."""
+        return tuple(tier for tier in tiers if tier != self.config.tier) or tiers
 
     def learn(self, outcome: Outcome) -> bool:
         """Takes note of a request that went to the canary's tier; `True` if that has just ended it."""

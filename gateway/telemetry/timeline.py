@@ -51,6 +51,12 @@ class Timeline:
         self.done: float | None = None
         self.report = EngineReport()
 
+    def again(self) -> None:
+        """The request has lost its place before anything of its answer was sent, and waits for another."""
+        self.admitted = self.dispatched = self.first_frame = self.prefilling = self.first_output = None
+        self.last_output = self.done = None
+        self.report = EngineReport()
+
     def since(self, moment: float | None, start: float | None) -> float | None:
         """Seconds from `start` to `moment`, if both happened."""
         return None if moment is None or start is None else moment - start

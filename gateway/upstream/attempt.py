@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 
 from gateway.backend import Backend
+from gateway.config.schema import Timeouts
 from gateway.engines.call import Call
 from gateway.errors import EngineFailed, EngineTimeout, EngineUnreachable
 from gateway.guard import Guard
@@ -28,9 +29,16 @@ class Answer:
     """
 
     def __init__(
-        self, backend: Backend, content_type: bytes, chunks: AsyncIterator[bytes], call: Call, form: Form
+        self,
+        backend: Backend,
+        timeouts: Timeouts,
+        content_type: bytes,
+        chunks: AsyncIterator[bytes],
+        call: Call,
+        form: Form,
     ) -> None:
         self.backend = backend
+        self.timeouts = timeouts
         self.content_type = content_type
         self.chunks = chunks
         self.reader = call.reader
@@ -57,17 +65,20 @@ class Attempt:
 
     Args:
         model: the engine's own name of the model.
+        timeouts: the limits for it.
     """
 
     def __init__(
         self,
         backend: Backend,
         model: str,
+        timeouts: Timeouts,
         request: InferenceRequest,
         guard: Guard,
         timeline: Timeline,
     ) -> None:
         self._backend = backend
+        self._timeouts = timeouts
         self._guard = guard
         self._timeline = timeline
         self._call = backend.engine.call(request, model)
@@ -95,7 +106,8 @@ class Attempt:
             raise
         if self._call.reader is not None:
             self._call.reader.head(headers)
-        return Answer(backend, headers.get(b"content-type", b""), chunks, self._call, self._form)
+        content_type = headers.get(b"content-type", b"")
+        return Answer(backend, self._timeouts, content_type, chunks, self._call, self._form)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -103,7 +115,7 @@ class Attempt:
         await self._close()
 
     async def _send(self) -> httpx.Response:
-        backend, timeouts = self._backend, self._backend.config.timeouts
+        backend, timeouts = self._backend, self._timeouts
         self._call.request.extensions["timeout"] = {"connect": timeouts.connect}
         self._timeline.dispatched = now = time.perf_counter()
         self._guard.total(now + timeouts.total)

@@ -51,7 +51,7 @@ async def relay_whole(
         EngineFailed: it broke off, is larger than `max_bytes`, or is not an answer.
     """
     backend = answer.backend
-    idle = backend.config.timeouts.idle
+    idle = answer.timeouts.idle
     parts: list[bytes] = []
     size = 0
     try:
@@ -118,9 +118,9 @@ class StreamRelay:
         self._stall = stall
         self._held = b""
         self._unsent = b""
-        self._idle = answer.backend.config.timeouts.idle
+        self._idle = answer.timeouts.idle
         self._limit = "ttft"
-        self._deadline = (timeline.dispatched or timeline.received) + answer.backend.config.timeouts.ttft
+        self._deadline = (timeline.dispatched or timeline.received) + answer.timeouts.ttft
 
     async def run(self) -> None:
         """
