@@ -3,7 +3,7 @@
 import logging
 import time
 
-from gateway.errors import EngineFailed, GatewayError
+from gateway.errors import GatewayError
 from gateway.fleet import Route, header_value
 from gateway.policy.canary import Outcome
 from gateway.policy.decision import Decision
@@ -17,6 +17,10 @@ _log = logging.getLogger("sluice.policy")
 
 CANCELLED = "cancelled"
 """The outcome of a request whose client left."""
+SHUTTING_DOWN = "shutting_down"
+"""The code of the error for a request that the end of the gateway ended."""
+_FAULT = 500
+"""The status from which on an error is no mistake of the client's."""
 _LONGEST_LOGGED = 200
 """Characters of a model's name, which a client may make up."""
 
@@ -84,7 +88,10 @@ class Course:
                 router.ratio(request.model).learn(request.features.size, report.prompt_tokens)
         tier = self.tier
         if tier is not None and outcome != CANCELLED:
-            outcome_there = Outcome(isinstance(error, EngineFailed), ttft if request.stream else None)
+            outcome_there = Outcome(
+                error is not None and error.status >= _FAULT and error.code != SHUTTING_DOWN,
+                ttft if request.stream else None,
+            )
             if (why := router.trials.learn(request.model, tier, outcome_there)) is not None:
                 _log.warning("model %s: the canary `%s` gets no more traffic: %s", request.model, tier, why)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import anyio
 
-from gateway.api.course import CANCELLED, Course
+from gateway.api.course import CANCELLED, SHUTTING_DOWN, Course
 from gateway.api.door import Asked, Door, Writer
 from gateway.api.errors import error_headers
 from gateway.api.exchange import ClientGone, Exchange, Receive, Scope, Send
@@ -83,7 +83,7 @@ class _Call:
             except asyncio.CancelledError:
                 # The server ends what still runs when its time to drain is over. The client gets a last word, and the
                 # task ends here: nobody waits for it.
-                error = GatewayError("The gateway is shutting down.", status=503, code="shutting_down")
+                error = GatewayError("The gateway is shutting down.", status=503, code=SHUTTING_DOWN)
             except Exception:  # noqa: BLE001 - whatever a bug raises, the client gets an answer and the log its trace
                 _log.exception("request %s failed inside the gateway", self.exchange.request_id)
                 error = GatewayError("The gateway failed on this request; its log knows why.")
