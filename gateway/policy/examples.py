@@ -10,6 +10,7 @@ from gateway.config.problems import ConfigError, Path, Problems, listed
 from gateway.policy.facts import ENDLESS, Facts, TierFacts
 from gateway.policy.rules import Rules, Verdict
 from gateway.policy.scene import Scene, destination
+from gateway.policy.trials import Trials
 
 
 def try_examples(
@@ -51,7 +52,8 @@ def mistake_of(example: Example, model: str, rules: Rules) -> str | None:
         wanted = "to be rejected" if example.expect.rejected else "not to be rejected"
         by = f" by the rule `{example.expect.rule}`" if example.expect.rule is not None else ""
         return f"expected {wanted}{by}, but the rule `{verdict.rule}` rejects it: {verdict.reject}"
-    differences = list(_differences(example, verdict, destination(verdict, scene)))
+    usual = verdict._replace(tiers=Trials({model: rules}).usual(model, verdict.tiers))
+    differences = list(_differences(example, verdict, destination(usual, scene)))
     if not differences:
         return None
     wanted = " and ".join(expected for expected, _ in differences)

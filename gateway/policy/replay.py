@@ -9,6 +9,7 @@ import msgspec
 from gateway.policy.decision import Decision
 from gateway.policy.rules import Rules
 from gateway.policy.scene import Noting, Scene, destination
+from gateway.policy.trials import Trials
 
 REJECTED, NO_POLICY, NOWHERE = "(rejected)", "(no policy)", "(none)"
 """What stands in the place of a tier: a rule rejects it; the model has no policy; it got no engine."""
@@ -34,11 +35,18 @@ class Move(NamedTuple):
     new: str
 
 
+class _Side(NamedTuple):
+    """Policies by model, and what they try."""
+
+    rules: Mapping[str, Rules]
+    trials: Trials
+
+
 class Replay:
     """Takes log lines, one after the other, and keeps counts.
 
     The log has no live facts and no headers, so that every tier is taken to be healthy and idle, and no header to have
-    been sent.
+    been sent. No request draws a canary.
 
     Args:
         policies: the new ones, by model.
@@ -59,8 +67,8 @@ class Replay:
         self.examples: dict[Move, list[tuple[Logged, str | None]]] = {}
         self.skipped: Counter[str] = Counter()
         self.unknown: set[str] = set()
-        self._policies = policies
-        self._before = before
+        self._new = _Side(policies, Trials(policies))
+        self._before = _Side(before, Trials(before))
         self._remembered = examples
 
     def add(self, line: str) -> None:
@@ -76,7 +84,7 @@ class Replay:
             self.skipped["without a decision"] += 1
             return
         scene = Scene(logged.decision.facts(logged.model, logged.key or "", logged.stream))
-        new, rule = self._decide(self._policies, logged.model, scene)
+        new, rule = self._decide(self._new, logged.model, scene)
         old = logged.tier or NOWHERE
         move = Move(logged.model, old, new)
         self.moves[move] += 1
@@ -86,8 +94,8 @@ class Replay:
         if len(kept) < self._remembered:
             kept.append((logged, rule))
 
-    def _decide(self, policies: Mapping[str, Rules], model: str, scene: Scene) -> tuple[str, str | None]:
-        rules = policies.get(model)
+    def _decide(self, side: _Side, model: str, scene: Scene) -> tuple[str, str | None]:
+        rules = side.rules.get(model)
         if rules is None:
             return NO_POLICY, None
         noting = Noting(scene)
@@ -95,13 +103,14 @@ class Replay:
         self.unknown |= {name for name in noting.seen if "." in name or name.startswith("header(")}
         if verdict.reject is not None:
             return REJECTED, verdict.rule
-        return destination(verdict, scene) or NOWHERE, verdict.rule
+        usual = verdict._replace(tiers=side.trials.usual(model, verdict.tiers))
+        return destination(usual, scene) or NOWHERE, verdict.rule
 
     def text(self) -> Iterator[str]:
         """The counts and examples, for a terminal."""
         total = sum(self.moves.values())
         changed = {move: count for move, count in self.moves.most_common() if move.old != move.new}
-        yield f"{total} requests, {sum(changed.values())} of them would go elsewhere."
+        yield f"{total} request{'s' * (total != 1)}, {sum(changed.values())} of them would go elsewhere."
         for why, count in self.skipped.items():
             if count:
                 yield f"Lines left out, {why}: {count}."
@@ -112,7 +121,7 @@ class Replay:
             if move in changed and self.elsewhere[move]:
                 yield (
                     f"  of these, {self.elsewhere[move]} went elsewhere than the policy in force has it for idle "
-                    "engines: by spill, or since an engine was away"
+                    "engines: by spill, as a canary's share, or since an engine was away"
                 )
             if move in changed:
                 yield from (f"  {_example(logged, rule)}" for logged, rule in self.examples[move])

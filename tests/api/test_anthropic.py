@@ -236,7 +236,7 @@ class TestErrors:
         ],
     )
     async def test_of_the_engine(self, script: Any, stream: bool, status: int, kind: str, message: str) -> None:
-        answer = await ask(*script, body=ASK | {"stream": stream}, timeouts={"first_byte": 0.3})
+        answer = await ask(*script, body=ASK | {"stream": stream}, timeouts={"first_byte": 1.0})
         assert answer.status == status
         error = anthropic_error(answer)
         assert error["type"] == kind

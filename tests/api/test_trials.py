@@ -166,13 +166,11 @@ class TestShadow:
         assert (copy["event"], copy["outcome"]) == ("copy", "engine_timeout")
 
     async def test_it_ends_with_the_gateway(self) -> None:
-        async with (
-            ScriptedEngine([OK]) as old,
-            ScriptedEngine([Step.HANG]) as new,
-            gateway(engines=engines(old, new), policy=SHADOW % 1) as sluice,
-        ):
-            await chat(sluice)
-            await eventually(lambda: len(new.requests) == 1)
+        async with ScriptedEngine([OK]) as old, ScriptedEngine([Step.HANG]) as new:
+            running = gateway(engines=engines(old, new), policy=SHADOW % 1)
+            async with running as sluice:
+                await chat(sluice)
+                await eventually(lambda: len(new.requests) == 1)
             await new.gone(1)
 
     async def test_it_gets_what_another_dialect_asks(self) -> None:

@@ -365,7 +365,7 @@ chat: small -> large: 1
   r2: prompt_tokens 400, tools 2, structured, key_class low, hour 12: by the rule `long`
 
 chat: large -> small: 1
-  of these, 1 went elsewhere than the policy in force has it for idle engines: by spill, or since an engine was away
+  of these, 1 went elsewhere than the policy in force has it for idle engines: by spill, as a canary's share, or since an engine was away
   r3: prompt_tokens 100, hour 12: by no rule
 
 chat: large, as before: 1
