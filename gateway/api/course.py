@@ -19,6 +19,8 @@ CANCELLED = "cancelled"
 """The outcome of a request whose client left."""
 SHUTTING_DOWN = "shutting_down"
 """The code of the error for a request that the end of the gateway ended."""
+REQUEST, COPY = "request", "copy"
+"""Events of the log: what a client asked, and what a shadow got of it, which is no decision of its own."""
 _FAULT = 500
 """The status from which on an error is no mistake of the client's."""
 _LONGEST_LOGGED = 200
@@ -95,6 +97,10 @@ class Course:
             if (why := router.trials.learn(request.model, tier, outcome_there)) is not None:
                 _log.warning("model %s: the canary `%s` gets no more traffic: %s", request.model, tier, why)
 
+    def _decision(self) -> Decision | None:
+        plan = self.plan
+        return Decision.of(plan.facts, plan.verdict.rule) if plan is not None and plan.policy is not None else None
+
     def record(self, event: str, status: int, outcome: str, error: GatewayError | None) -> RequestRecord:
         """Its line in the log."""
         timeline, request, route, plan = self.timeline, self.request, self.route, self.plan
@@ -118,7 +124,7 @@ class Course:
             attempt=self.attempts or None,
             stream=request is not None and request.stream,
             tier=self.tier,
-            decision=Decision.of(plan.facts, plan.verdict.rule) if plan is not None and plan.policy else None,
+            decision=self._decision() if event == REQUEST else None,
             priority=plan.priority if plan is not None and plan.priority != "normal" else None,
             queued=timeline.queued,
             routed=timeline.since(timeline.routed, start),

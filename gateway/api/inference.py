@@ -8,7 +8,7 @@ from functools import partial
 
 import anyio
 
-from gateway.api.course import CANCELLED, SHUTTING_DOWN, Course
+from gateway.api.course import CANCELLED, REQUEST, SHUTTING_DOWN, Course
 from gateway.api.door import Asked, Door, Writer
 from gateway.api.errors import error_headers
 from gateway.api.exchange import ClientGone, Exchange, Receive, Scope, Send
@@ -95,7 +95,7 @@ class _Call:
         finally:
             outcome = CANCELLED if self.guard.cause == Guard.GONE else error.code if error is not None else "ok"
             self.course.learn(self.handler.router, outcome, error)
-            self.handler.log.write(self.course.record("request", self.exchange.status, outcome, error))
+            self.handler.log.write(self.course.record(REQUEST, self.exchange.status, outcome, error))
 
     # The way of a request
 

@@ -1,6 +1,6 @@
 """Copies of requests for a policy's shadow tier: sent and read like others, and dropped, but for a line in the log."""
 
-from gateway.api.course import CANCELLED, Course
+from gateway.api.course import CANCELLED, COPY, Course
 from gateway.api.door import Asked
 from gateway.api.sending import fitted, limit_passed
 from gateway.errors import GatewayError
@@ -33,7 +33,7 @@ async def send_copy(router: Router, log: RequestLog, original: Course, plan: Pla
         error = exc
     outcome = CANCELLED if guard.cause == Guard.PREEMPTED else error.code if error is not None else "ok"
     course.learn(router, outcome, error)
-    log.write(course.record("copy", error.status if error is not None else 200, outcome, error))
+    log.write(course.record(COPY, error.status if error is not None else 200, outcome, error))
 
 
 async def _send(router: Router, course: Course, guard: Guard, asked: Asked) -> None:

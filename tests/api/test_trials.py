@@ -119,6 +119,8 @@ class TestShadow:
         assert {record["request_id"] for record in records} == {"one"}
         assert (by_event["copy"]["engine"], by_event["copy"]["outcome"]) == ("new", "ok")
         assert "ttft" in by_event["copy"]
+        assert "decision" in by_event["request"]
+        assert "decision" not in by_event["copy"]  # it is no request that a replay could count
 
     async def test_only_its_share(self) -> None:
         async with (
