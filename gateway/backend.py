@@ -8,6 +8,7 @@ import anyio
 
 from gateway.config import schema
 from gateway.engines.base import Engine, EngineModel, Health, Load, State
+from gateway.engines.identity import broken_pin
 from gateway.engines.managed import ManagedEngine
 from gateway.policy.rates import Rates
 from gateway.upstream.http import httpx
@@ -142,6 +143,16 @@ class Backend:
         with anyio.move_on_after(timeout):
             await self._poke.wait()
         self._poke = anyio.Event()
+
+    def follow(self, config: schema.Engine) -> None:
+        """Goes by other limits, names and pins from now on. Requests that are with it end by those they began with."""
+        if config == self.config:
+            return
+        self.config = self.engine.config = config
+        self.client.timeout = config.probe.timeout
+        if self.health.state is State.READY and (reason := broken_pin(config.pins, self.health.models)):
+            self.set_health(Health(State.DOWN, reason))
+        self.suspect()
 
     def retire(self, drain: float) -> None:
         """It is not in the config any longer: it gets no further request, and `drain` seconds for those it has."""

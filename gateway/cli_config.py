@@ -3,17 +3,18 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
 
-from gateway.config.document import Mapping, NotYaml, Scalar, read_document
+from gateway.config import document
+from gateway.config.document import NotYaml, Scalar, read_document
 from gateway.config.history import Copy, History, NoVersion, replace
 from gateway.config.jsonschema import json_schema, policy_json_schema
 from gateway.config.load import parse_config, read_text
 from gateway.config.masked import difference
-from gateway.config.problems import ConfigError
+from gateway.config.problems import ConfigError, Problem
 from gateway.config.reload import Read
 from gateway.config.values import is_null
 from gateway.engines import KINDS
@@ -68,7 +69,7 @@ def history(path: Path) -> None:
         click.echo(f"No version of {path} is remembered.")
     for load in reversed(loads):
         mark = "*" if load.version == now else " "
-        what = "; ".join(load.changes) or "nothing but words"
+        what = "; ".join(load.changes) or "only its words are others"
         click.echo(f"{mark} {load.at.astimezone():%Y-%m-%d %H:%M:%S}  {load.version}  {what}")
     if any(load.version == now for load in loads):
         click.echo("* is what the files say now.")
@@ -86,10 +87,9 @@ def diff(path: Path, old: str | None, new: str | None) -> None:
     with _told():
         versions = History(path)
         if old is None:
-            loads = versions.loads()
-            if not loads:
+            old = versions.latest()
+            if old is None:
                 raise NoVersion(f"no version of {path} is remembered")
-            old = loads[-1].version
         before = versions.find(old)
         after = _written(path) if new is None else versions.find(new)
         name = str(path) if new is None else f"{path} {after.version}"
@@ -106,12 +106,11 @@ def rollback(path: Path, version: str) -> None:
         versions = History(path)
         old = versions.find(version)
         texts = _texts(path, old)
-        present = {file: read_text(file) for file in texts if file.exists()}
-        if present == texts:
+        if all(_present(file) == text for file, text in texts.items()):
             click.echo(f"The files say what {old.version} says.")
             return
-        if path in present:
-            _keep(versions, Copy(*present.values()), old)
+        for copy in _overwritten(path, texts):
+            versions.keep(copy, f"not loaded, but in the files until {old.version} was written back")
         for file, text in texts.items():
             replace(file, text.encode())
     click.echo(f"{' and '.join(map(str, texts))}: as in {old.version} again.")
@@ -136,10 +135,33 @@ def _texts(path: Path, copy: Copy) -> dict[Path, str]:
     return texts
 
 
-def _keep(versions: History, copy: Copy, instead: Copy) -> None:
-    """Remembers what is overwritten, which may never have been loaded."""
-    if copy.version not in {load.version for load in versions.loads()}:
-        versions.record(copy, [f"not loaded, but in the files until {instead.version} was written back"])
+def _overwritten(path: Path, texts: Mapping[Path, str]) -> Iterator[Copy]:
+    """The files as they are before `texts` are written, whatever is wrong with them; they may never have been loaded.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    config = _present(path)
+    policy = None
+    if config is not None:
+        with contextlib.suppress(ConfigError):
+            policy = _named_policy(path, config)
+        yield Copy(config, _present(policy) if policy is not None else None)
+    for file in texts:
+        if file not in (path, policy) and (text := _present(file)) is not None:
+            yield Copy(texts[path], text)
+
+
+def _present(file: Path) -> str | None:
+    """What is in a file, with marks in place of what is no text; `None` where there is none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        return file.read_bytes().decode("utf-8-sig", "replace")
+    except FileNotFoundError:
+        return None
 
 
 def _written(path: Path) -> Copy:
@@ -149,21 +171,32 @@ def _written(path: Path) -> Copy:
         ConfigError: one cannot be read.
     """
     text = read_text(path)
+    policy = _named_policy(path, text)
+    return Copy(text, read_text(policy) if policy is not None else None)
+
+
+def _named_policy(path: Path, text: str) -> Path | None:
+    """The policy file that a config names.
+
+    Raises:
+        ConfigError: it names a user that does not exist.
+    """
     try:
         root = read_document(text, os.environ)
     except NotYaml:
         root = None
-    named = (
-        {key.text: value for key, value in root.entries if isinstance(key, Scalar)} if isinstance(root, Mapping) else {}
-    )
-    policy = named.get("policy")
+    entries = root.entries if isinstance(root, document.Mapping) else []
+    policy = {key.text: value for key, value in entries if isinstance(key, Scalar)}.get("policy")
     if not isinstance(policy, Scalar) or is_null(policy):
-        return Copy(text)
-    return Copy(text, read_text(_policy_file(path, policy.text)))
+        return None
+    return _policy_file(path, policy.text)
 
 
 def _policy_file(path: Path, name: str) -> Path:
-    return path.parent / Path(name).expanduser()
+    try:
+        return path.parent / Path(name).expanduser()
+    except RuntimeError as exc:
+        raise ConfigError(str(path), [Problem(0, "policy", str(exc))]) from None
 
 
 @contextlib.contextmanager
@@ -173,4 +206,4 @@ def _told() -> Iterator[None]:
     except (ConfigError, NoVersion) as exc:
         raise click.ClickException(str(exc)) from None
     except OSError as exc:
-        raise click.ClickException(f"{exc.filename}: {os.strerror(exc.errno or 0)}") from None
+        raise click.ClickException(f"{exc.filename}: {exc.strerror}") from None

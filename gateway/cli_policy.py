@@ -34,6 +34,7 @@ _CONFIG = click.option(
     show_default=True,
     help="The config file.",
 )
+_AMOUNT = click.IntRange(0, 1_000_000_000)
 _PATIENCE = 10.0
 """Seconds that a running gateway has to explain."""
 
@@ -63,10 +64,10 @@ def check_policy(path: Path, setup: Setup) -> str:
 @click.option("--endpoint", default="chat", help="Its name, or its path, such as /v1/messages.  [default: chat]")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of the client's.")
 @click.option("--model")
-@click.option("--prompt-tokens", type=click.IntRange(min=0))
-@click.option("--max-tokens", type=click.IntRange(min=0))
-@click.option("--images", type=click.IntRange(min=0))
-@click.option("--tools", type=click.IntRange(min=0))
+@click.option("--prompt-tokens", type=_AMOUNT)
+@click.option("--max-tokens", type=_AMOUNT)
+@click.option("--images", type=_AMOUNT)
+@click.option("--tools", type=_AMOUNT)
 @click.option("--structured", is_flag=True, default=None)
 @click.option("--stream", is_flag=True, default=None)
 @click.option("--dialect", type=click.Choice(["openai", "anthropic", "ollama"]))
@@ -195,12 +196,15 @@ class _Failure(msgspec.Struct):
 def _assume(setup: Setup, question: Question) -> Explanation:
     """What a gateway with this config would do if all its engines were ready, idle and warm."""
 
+    keys = setup.config.server.keys
+
     async def assume() -> Explanation:
         fleet = Fleet(setup.config)
         for name, backend in fleet.backends.items():
             backend.set_health(_assumed(name, setup))
         try:
-            return answer(question, Router(setup.config, fleet, setup.policies), live=False)
+            router = Router(setup.config, fleet, setup.policies)
+            return answer(question, router, classes={key.name: key.priority for key in keys}, live=False)
         finally:
             for backend in fleet.backends.values():
                 await backend.aclose()

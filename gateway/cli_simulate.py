@@ -1,5 +1,6 @@
 """`sluice simulate`: what a config and a policy would do under a load, on engines that are played."""
 
+import math
 from pathlib import Path
 
 import click
@@ -17,13 +18,24 @@ from gateway.simulate.table import table
 _FILE = click.Path(path_type=Path)
 
 
+def _number(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("`nan` is no number.")
+    return value
+
+
 @click.command()
 @click.argument("file", type=_FILE)
 @click.option(
     "--config", "-c", type=_FILE, default=Path("sluice.yaml"), show_default=True, help="The config file of the gateway."
 )
 @click.option("--policy", type=_FILE, help="A policy file in place of the one that the config names.")
-@click.option("--rate", type=click.FloatRange(min=0), help="Requests per second, in place of those in FILE.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, max=100_000),
+    callback=_number,
+    help="Requests per second, in place of those in FILE.",
+)
 @click.option("--seed", type=int, help="In place of the one in FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 def simulate(

@@ -125,13 +125,17 @@ class Fleet:
             self._tasks.cancel_scope.cancel()
 
     async def update(self, config: Config) -> None:
-        """Puts another config in force. Engines that it leaves as they are keep all that is known of them.
+        """Puts another config in force. Engines of which it has no more than other limits keep all that they have.
 
         New ones are started and looked at first, so that requests find them ready. Then all changes at once, as the
         last thing that is done here.
         """
         threads = _threads(config)
-        kept = {name: backend for name, backend in self.backends.items() if config.engines.get(name) == backend.config}
+        kept = {
+            name: backend
+            for name, backend in self.backends.items()
+            if name in config.engines and _may_stay(backend.config, config.engines[name])
+        }
         new = {
             name: self._backend(name, engine, threads) for name, engine in config.engines.items() if name not in kept
         }
@@ -141,6 +145,8 @@ class Fleet:
         gone = {backend for name, backend in self.backends.items() if name not in kept}
         self._aliases = config.models
         self.backends = {name: kept.get(name) or new[name] for name in config.engines}
+        for name, backend in kept.items():
+            backend.follow(config.engines[name])
         self._update_routes()
         self._leaving |= gone
         for backend in gone:
@@ -251,6 +257,16 @@ def _threads(config: Config) -> int:
     """For each managed engine that does not say: more threads than cores make all of them many times slower."""
     managed = sum(engine.managed is not None for engine in config.engines.values())
     return max(1, (os.cpu_count() or 1) // max(1, managed))
+
+
+def _may_stay(one: EngineConfig, other: EngineConfig) -> bool:
+    """Whether the engine is spoken to as before, by requests that run and by those that come.
+
+    Sluice gives a managed one the name of its model when it starts it.
+    """
+    models = one.models if one.managed is not None else other.models
+    limits = {name: getattr(other, name) for name in ("concurrency", "pins", "probe", "timeouts")}
+    return structs.replace(one, models=models, **limits) == other
 
 
 def _is_same(one: EngineConfig, other: EngineConfig) -> bool:

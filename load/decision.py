@@ -66,11 +66,11 @@ def rules(count: int) -> str:
     return "".join(f"      - {{when: '{condition}', class: low}}\n" for condition in conditions)
 
 
-def routed(engines: int, score: str, count: int) -> tuple[Router, Mapping[str, Rules]]:
-    """A router whose engines are ready: in three tiers, with that many rules."""
+def routed(engines: int, score: str, count: int, waiting: int = 0) -> tuple[Router, Mapping[str, Rules]]:
+    """A router whose engines are ready: in three tiers, with that many rules, and with room for so many that wait."""
     names = [f"e{at}" for at in range(engines)]
     config = "".join(f"  {name}: {{kind: vllm, url: 'http://{name}', models: [m], concurrency: 4}}\n" for name in names)
-    checked = parse_config(f"engines:\n{config}", "sluice.yaml", kinds=KINDS)
+    checked = parse_config(f"queue: {{limit: {waiting + 1}}}\nengines:\n{config}", "sluice.yaml", kinds=KINDS)
     tiers = ", ".join(f"t{at}: [{', '.join(names[at::3])}]" for at in range(3))
     policies = parse_policy(RULES % (score, tiers, rules(count)), "policy.yaml", checked)
     router = Router(checked, Fleet(checked), policies)
@@ -137,7 +137,7 @@ def main() -> None:
     print("\nus     plan, wait and leave, with ten rules")
     for engines in options.engines:
         for waiting in options.waiting:
-            router = filled(routed(engines, "predicted_ttft", 10)[0], request, waiting)
+            router = filled(routed(engines, "predicted_ttft", 10, waiting)[0], request, waiting)
             cost = microseconds(lambda r=router: decide(r, request, client))  # type: ignore[misc]
             print(f"{cost:6.1f} {engines} engines, {waiting} others wait")
 

@@ -1,10 +1,12 @@
 """What `sluice explain` asks: a request, as a client would send it or by its facts alone."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 
 from gateway.api.doors import all_doors
+from gateway.config.policy import Class
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.policy.explain import Explanation, Given
 from gateway.request import Endpoint, InferenceRequest
@@ -27,8 +29,13 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     headers: dict[str, str] = {}
 
 
-def answer(question: Question, router: Router, *, live: bool = True) -> Explanation:
+def answer(
+    question: Question, router: Router, *, classes: Mapping[str, Class] | None = None, live: bool = True
+) -> Explanation:
     """What `router` would do with the request.
+
+    Args:
+        classes: those of the keys, by their names, where the question tells a key and no class.
 
     Raises:
         InvalidRequest: it is no request of its path, or names no model.
@@ -53,7 +60,9 @@ def answer(question: Question, router: Router, *, live: bool = True) -> Explanat
     else:
         raise InvalidRequest("Neither `request` nor `facts.model` is there.", param="request", code="missing_field")
     headers = {name.lower().encode(): value.encode() for name, value in question.headers.items()}
-    client = Client(facts.key or "", facts.key_class or "normal", facts.dialect or door.dialect, headers)
+    key = facts.key or ""
+    priority = facts.key_class or (classes or {}).get(key, "normal")
+    client = Client(key, priority, facts.dialect or door.dialect, headers)
     return router.explain(request, client, facts, live=live)
 
 

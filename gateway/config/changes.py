@@ -38,7 +38,7 @@ def keep_address(old: Server, new: Server) -> tuple[Server, list[str]]:
     moved = [name for name in _ADDRESS if getattr(old, name) != getattr(new, name)]
     if not moved:
         return new, []
-    if old.keys and not new.keys and not new.allow_unauthenticated:
+    if "host" in moved and old.keys and not new.keys and not new.allow_unauthenticated:
         message = "without keys, the address that is listened on now would be open to everyone: restart for this change"
         raise ConfigError("", [Problem(0, "server", message)])
     kept = structs.replace(new, host=old.host, port=old.port)

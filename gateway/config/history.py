@@ -2,15 +2,17 @@
 
 `.sluice/history/NAME/` beside the config file NAME holds a folder for each version with the files as they were, and
 `loads`, a JSON object for each time that one was loaded. A version is named by a hash of its files. As configs can hold
-keys, nobody but the owner can read any of it.
+keys, nobody but the owner can read any of it. Gateways with the same file, and commands, write it one after the other.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -21,7 +23,7 @@ KEPT = 50
 """The latest loads that are remembered."""
 CONFIG, POLICY = "config.yaml", "policy.yaml"
 """The files of a version."""
-_LOADS = "loads"
+_LOADS, _LOCK = "loads", ".lock"
 _DIGITS = 12
 _OWNER_ONLY = 0o700
 
@@ -44,12 +46,16 @@ class Copy(msgspec.Struct, frozen=True):
         return digest.hexdigest()[:_DIGITS]
 
 
-class Load(msgspec.Struct, frozen=True):
-    """A version, when it was loaded, and what was different from the one before, in words."""
+class Load(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A version, when it was loaded, and what was different from the one before, in words.
+
+    `loaded` is `False` for one that was only found in the files when they were written over.
+    """
 
     version: str
     at: datetime
     changes: list[str]
+    loaded: bool = True
 
 
 class History:
@@ -77,6 +83,14 @@ class History:
             with contextlib.suppress(msgspec.MsgspecError):
                 loads.append(msgspec.json.decode(line, type=Load))
         return loads
+
+    def latest(self) -> str | None:
+        """The version that was loaded last.
+
+        Raises:
+            OSError: the history cannot be read.
+        """
+        return next((load.version for load in reversed(self.loads()) if load.loaded), None)
 
     def find(self, name: str) -> Copy:
         """The version whose name begins with `name`.
@@ -106,17 +120,28 @@ class History:
         Raises:
             OSError: the history cannot be written.
         """
-        loads = self.loads()
-        if loads and loads[-1].version == copy.version:
-            return
+        if self.latest() != copy.version:
+            self._add(copy, Load(copy.version, datetime.now(UTC), changes))
+
+    def keep(self, copy: Copy, why: str) -> None:
+        """Remembers a config that is about to be written over, unless it is remembered anyway.
+
+        Raises:
+            OSError: the history cannot be written.
+        """
+        if copy.version not in {load.version for load in self.loads()}:
+            self._add(copy, Load(copy.version, datetime.now(UTC), [why], loaded=False))
+
+    def _add(self, copy: Copy, load: Load) -> None:
         self._make_folders()
-        self._write(copy)
-        kept = [*loads, Load(copy.version, datetime.now(UTC), changes)][-KEPT:]
-        replace(self.folder / _LOADS, b"".join(msgspec.json.encode(load) + b"\n" for load in kept))
-        versions = {load.version for load in kept}
-        for folder in self.folder.iterdir():
-            if folder.is_dir() and folder.name not in versions:
-                shutil.rmtree(folder)
+        with _locked(self.folder / _LOCK):
+            self._write(copy)
+            kept = [*self.loads(), load][-KEPT:]
+            replace(self.folder / _LOADS, b"".join(msgspec.json.encode(load) + b"\n" for load in kept))
+            versions = {load.version for load in kept}
+            for folder in self.folder.iterdir():
+                if folder.is_dir() and folder.name not in versions:
+                    shutil.rmtree(folder)
 
     def _make_folders(self) -> None:
         top = self.folder.parent.parent
@@ -132,10 +157,25 @@ class History:
         if folder.exists():
             return
         part = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
-        replace(part / CONFIG, copy.config.encode())
-        if copy.policy is not None:
-            replace(part / POLICY, copy.policy.encode())
-        part.rename(folder)
+        try:
+            replace(part / CONFIG, copy.config.encode())
+            if copy.policy is not None:
+                replace(part / POLICY, copy.policy.encode())
+            part.rename(folder)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
 
 
 def replace(path: pathlib.Path, content: bytes) -> None:
@@ -145,9 +185,16 @@ def replace(path: pathlib.Path, content: bytes) -> None:
     symbolic links that lead to it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; `filename` is its own.
     """
     path = path.resolve()
+    try:
+        _replace(path, content)
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, str(path)) from exc
+
+
+def _replace(path: pathlib.Path, content: bytes) -> None:
     number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(number, "wb") as file:

@@ -19,8 +19,9 @@ POLL = 1.0
 
 Read = Callable[[pathlib.Path], str]
 """The text of a file. Raises ConfigError where it cannot be read."""
-Mark = tuple[int, int, int, int]
-"""Of a file: device, inode, size, and when it was modified. Another one means that its content may be another."""
+Mark = tuple[int, int, int, int, int]
+"""Of a file: device, inode, size, and when it and its mode were changed. Another one means that it may read as another,
+or can be read at last."""
 S = TypeVar("S")
 
 _log = logging.getLogger("sluice.config")
@@ -32,6 +33,10 @@ class Status(msgspec.Struct, omit_defaults=True):
     loaded_at: datetime
     version: str
     error: str | None = None
+
+
+class _BeingWritten(Exception):
+    """The files were changed while they were read, so that what was read may be parts of several."""
 
 
 class Reading:
@@ -118,13 +123,15 @@ class Reloader(Generic[S]):
     async def _reload(self, apply: Callable[[S], Awaitable[list[str]]]) -> None:
         reading = Reading()
         try:
-            setup = await anyio.to_thread.run_sync(self._load, self.path, reading, abandon_on_cancel=True)
+            setup = await anyio.to_thread.run_sync(self._read, reading, abandon_on_cancel=True)
             if Copy(*reading.texts) != self._copy:
                 said = await apply(setup)
                 self._took(reading)
                 _log.info("config %s loaded: %s", self.status.version, "; ".join(said) or "only its words are others")
                 await self._remember(said)
                 return
+        except _BeingWritten:
+            pass  # it is not as it was last known, so that it is read again once it has come to rest
         except ConfigError as exc:
             self._refused(reading, str(exc))
             _log.error("the config stays as it is: %s", exc)
@@ -134,6 +141,13 @@ class Reloader(Generic[S]):
         else:
             self._known, self.status.error = reading.marks, None
             _log.info("config %s is in force, and nothing in its files is different", self.status.version)
+
+    def _read(self, reading: Reading) -> S:
+        try:
+            return self._load(self.path, reading)
+        finally:
+            if _marks(reading.marks) != reading.marks:
+                raise _BeingWritten
 
     def _took(self, reading: Reading) -> None:
         self._known, self._copy = reading.marks, Copy(*reading.texts)
@@ -150,8 +164,10 @@ class Reloader(Generic[S]):
         try:
             await anyio.to_thread.run_sync(self._history.record, self._copy, changes)
         except OSError as exc:
-            _log.warning("no history is kept: %s cannot be written (%s)", self._history.folder, exc.strerror)
-            self._history = None
+            folder = self._history.folder
+            _log.warning("this config is missing in its history: %s cannot be written (%s)", folder, exc.strerror)
+        except Exception:  # noqa: BLE001 - the history is no reason to stop serving
+            _log.exception("this config is missing in its history: the gateway failed on it")
 
 
 def mark(path: pathlib.Path) -> Mark | None:
@@ -160,7 +176,7 @@ def mark(path: pathlib.Path) -> Mark | None:
         found = path.stat()
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _marks(paths: Collection[pathlib.Path]) -> dict[pathlib.Path, Mark | None]:

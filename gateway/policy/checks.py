@@ -106,8 +106,14 @@ class Checks:
                 self._add(
                     at, "it does nothing: give it `route`, `reject`, `class`, `set`, `cap`, `deadline` or `spill`"
                 )
+            if rule.on_deadline is not None and not self._deadlines():
+                self._add((*at, "on_deadline"), "of use with a `deadline` alone, and no rule sets one")
             if whole and rule.when is None and (rule.route is not None or rule.reject is not None):
                 last = number
+
+    def _deadlines(self) -> bool:
+        """Whether any rule sets one."""
+        return any("deadline" in _mapping(rule) for rule in _sequence(self._raw.get("rules")))
 
     def _actions(self, rule: Rule, at: Path) -> None:
         if rule.route is not None and rule.reject is not None:

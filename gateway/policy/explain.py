@@ -2,17 +2,19 @@
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Annotated, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
-from gateway.config.policy import Class, ModelPolicy, Rule
+from gateway.config.policy import Class, Dialect, Endpoint, ModelPolicy, Rule
 from gateway.policy.conditions import Condition, Moment
 from gateway.policy.facts import ENDLESS, Facts
 from gateway.policy.rules import Rules, Verdict
 from gateway.policy.scene import Noting, Value
 from gateway.policy.score import SCORES, Candidate, free, predicted_ttft, predicted_wait
 
+Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+"""A number of things that a request may have."""
 UNROUTED = Rules(ModelPolicy(tiers={"all": []}, score="least_loaded", spill=ENDLESS))
 """How a model without a policy is routed."""
 
@@ -21,18 +23,18 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Facts of a request that are told, in place of those that it has. See `Facts`."""
 
     model: str | None = None
-    prompt_tokens: int | None = None
-    max_tokens: int | None = None
-    images: int | None = None
-    tools: int | None = None
+    prompt_tokens: Amount | None = None
+    max_tokens: Amount | None = None
+    images: Amount | None = None
+    tools: Amount | None = None
     structured: bool | None = None
     stream: bool | None = None
-    dialect: Literal["openai", "anthropic", "ollama"] | None = None
-    endpoint: str | None = None
+    dialect: Dialect | None = None
+    endpoint: Endpoint | None = None
     key: str | None = None
     key_class: Class | None = None
     app: str | None = None
-    hour: int | None = None
+    hour: Annotated[int, msgspec.Meta(ge=0, le=23)] | None = None
 
     def over(self, facts: Facts) -> Facts:
         told = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}

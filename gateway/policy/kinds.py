@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from gateway.config.problems import listed, nearest
 from gateway.policy.facts import CHOICES
+from gateway.policy.tokens import shortened
 
 
 class Kind(NamedTuple):
@@ -41,6 +42,7 @@ UNKNOWN = Kind("not known")
 """Of what has a problem already, so that it gets no further one."""
 LIST = Kind("a list", UNKNOWN)
 
+ORDER = ("<", "<=", ">", ">=")
 _NUMBERS = {WHOLE.words, FRACTION.words}
 _KINDS = {bool: TRUTH, int: WHOLE, float: FRACTION, str: TEXT}
 _NO_TEXT = re.compile(r"-?\d+(\.\d+)?|true|false")
@@ -53,7 +55,7 @@ class Part(NamedTuple):
     said: str
 
     def __str__(self) -> str:
-        return f"`{self.said}`" if len(self.said) <= 60 else f"`{self.said[:57]}...`"
+        return f"`{shortened(self.said)}`"
 
     @property
     def sentence(self) -> str:
@@ -91,14 +93,17 @@ def compared(mark: str, left: Part, right: Part) -> Iterator[str]:
     one, other = left.kind, right.kind
     if mark == "in":
         if other.item is None:
-            yield from must(right, (), '`in` looks in a list, as in `["a", "b"]`')
+            hint = f"; write `{right.said}.contains({left.said})`" if one.same(TEXT) and other.same(TEXT) else ""
+            yield from (f"{wrong}{hint}" for wrong in must(right, (), '`in` looks in a list, as in `["a", "b"]`'))
             return
         other = other.item
     if UNKNOWN in (one, other):
         return
     if not one.same(other) and not {one.words, other.words} <= _NUMBERS:
-        yield _mismatch(left, right, "they cannot be compared")
-    elif mark not in ("==", "!=", "in") and not {one.words, other.words} <= {*_NUMBERS, TEXT.words}:
+        chained = mark in ORDER and one.same(TRUTH) and any(order in left.said for order in ORDER)
+        hint = "; between two numbers is written `1 < images && images < 5`" if chained else ""
+        yield _mismatch(left, right, "they cannot be compared") + hint
+    elif mark in ORDER and not {one.words, other.words} <= {*_NUMBERS, TEXT.words}:
         yield f"`{mark}` compares numbers, and {left.sentence}"
     for part, fact, texts in ((left, one, other), (right, other, one)):
         never = [value for value in texts.values if fact.choices and value not in fact.choices]
@@ -120,6 +125,12 @@ def calculated(mark: str, left: Part, right: Part) -> Iterator[str]:
     joins = mark == "+" and (one.same(TEXT) or one.same(LIST))
     if not one.same(other) or not (joins or one.same(WHOLE) or (one.same(FRACTION) and mark != "%")):
         yield _mismatch(left, right, f"`{mark}` has no meaning for them")
+
+
+def logic(mark: str, left: Part, right: Part) -> Iterator[str]:
+    """What is wrong with `left mark right`, which is true or false as both of them are."""
+    for part in (left, right):
+        yield from must(part, (TRUTH,), f"both sides of `{mark}` must be true or false")
 
 
 def alike(left: Part, right: Part, rule: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ messages, bytes and times. It is read here although a library evaluates it, sinc
 evaluates: a mistake behind an `&&` would stay hidden until a request comes that far, and one in an `==` for ever.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from gateway.config.problems import listed, nearest
 from gateway.policy import kinds
 from gateway.policy.facts import REQUEST_FACTS, TIER_FACTS
 from gateway.policy.kinds import FRACTION, FUNCTIONS, LIST, TEXT, TRUTH, UNKNOWN, WHOLE, Kind, Part
-from gateway.policy.tokens import INSTEAD, ConditionError, Token, scan, unexpected
+from gateway.policy.tokens import INSTEAD, RESERVED, ConditionError, Token, scan, shortened, unexpected
 
 OWN = {"matches": "_matches", "size": "_size"}
 """Functions of the gateway's own by those in whose place they are, and which the library has slow or wrong."""
@@ -102,7 +103,7 @@ class _Reader:
             raise ConditionError("the condition is empty; leave `when` out for every request")
         part = self._choice()
         if self._next.kind != "end":
-            raise unexpected(self._next)
+            raise unexpected(self._text, self._next)
         self._note(kinds.must(part, (TRUTH,), "a condition must be true or false"))
 
     # The grammar, from what binds least to what binds most
@@ -124,13 +125,13 @@ class _Reader:
         return part
 
     def _either(self) -> Part:
-        return self._chain(("||",), self._both, _logic, TRUTH)
+        return self._chain(("||",), self._both, kinds.logic, TRUTH)
 
     def _both(self) -> Part:
-        return self._chain(("&&",), self._relation, _logic, TRUTH)
+        return self._chain(("&&",), self._relation, kinds.logic, TRUTH)
 
     def _relation(self) -> Part:
-        return self._chain(("==", "!=", "<", "<=", ">", ">=", "in"), self._sum, kinds.compared, TRUTH)
+        return self._chain(("==", "!=", *kinds.ORDER, "in"), self._sum, kinds.compared, TRUTH)
 
     def _sum(self) -> Part:
         return self._chain(("+", "-"), self._product, kinds.calculated)
@@ -187,9 +188,9 @@ class _Reader:
         self._at += 1
         match token.kind, token.text:
             case "whole", _:
-                kind = WHOLE if int(token.text) <= _LARGEST else self._wrong(f"`{token.text}` is too large a number")
+                kind = WHOLE if int(token.text) <= _LARGEST else self._too_large(token)
             case "fraction", _:
-                kind = FRACTION
+                kind = FRACTION if math.isfinite(float(token.text)) else self._too_large(token)
             case "text", literal:
                 kind = TEXT._replace(values=(literal.lstrip("rR")[1:-1],))
             case "name", _:
@@ -200,7 +201,7 @@ class _Reader:
             case _, "[":
                 kind = self._list()
             case _:
-                raise unexpected(token)
+                raise unexpected(self._text, token)
         return self._part(kind, token.start)
 
     def _list(self) -> Kind:
@@ -236,19 +237,23 @@ class _Reader:
         if name in REQUEST_FACTS:
             self.facts[name] = None
             return kinds.of_fact(name, REQUEST_FACTS)
-        if self._dotted:
+        if self._dotted or (name in self._tiers and self._next.text == "."):
             self._at += 1
             return self._tier_fact(token, self._name())
         if name in INSTEAD:
-            raise unexpected(token)
+            raise unexpected(self._text, token)
         if name in self._tiers:
             return self._wrong(f"`{name}` is a tier: say which fact of it, as in `{name}.queue`")
-        example = f", as in `{next(iter(self._tiers))}.queue`" if self._tiers else ""
+        first = next(iter(self._tiers), "TIER")
+        if name in TIER_FACTS:
+            return self._wrong(f"`{name}` is of a tier: say of which one, as in `{first}.{name}`")
         near = nearest(name, [*REQUEST_FACTS, *self._items, *self._tiers])
-        there = f"; a request has {listed(REQUEST_FACTS)}, and tiers have {listed(TIER_FACTS)}{example}"
-        return self._wrong(f"nothing is called `{name}`{near or there}")
+        there = f"a request has {listed(REQUEST_FACTS)}, and tiers have {listed(TIER_FACTS)}, as in `{first}.queue`"
+        return self._wrong(f"nothing is called `{name}`{near or f'; a text needs quotes; {there}'}")
 
     def _tier_fact(self, tier: Token, fact: Token) -> Kind:
+        if tier.text not in self._tiers and fact.text in REQUEST_FACTS:
+            return self._wrong(f"`{tier.text}.{fact.text}` is written `{fact.text}` alone")
         if tier.text not in self._tiers:
             near = nearest(tier.text, self._tiers) or f"; the tiers are {listed(self._tiers)}"
             return self._wrong(f"no tier is named `{tier.text}`{near}")
@@ -276,6 +281,8 @@ class _Reader:
         parts = self._until(")")
         if name in _TESTS:
             return self._wrong(f'`{name}` comes behind a text, as in `model.{name}("x")`')
+        if name in INSTEAD:
+            raise unexpected(self._text, token)
         if name not in FUNCTIONS:
             there = [*FUNCTIONS, "header"]
             return self._wrong(f"there is no function `{name}`{nearest(name, there) or f'; there are {listed(there)}'}")
@@ -323,7 +330,8 @@ class _Reader:
     def _macro(self, whole: Kind, macro: str) -> Kind:
         item = self._name()
         self._expect(",")
-        if item.text in {*REQUEST_FACTS, *self._tiers, *self._items} or item.text.startswith("_"):
+        taken = {*REQUEST_FACTS, *self._tiers, *self._items, *RESERVED}
+        if item.text in taken or item.text.startswith("_"):
             self._wrong(f"`{item.text}` cannot be the name of a list's items: it means something else")
         outside = self._items
         self._items = outside | {item.text: (whole.item or UNKNOWN).anything()}
@@ -345,6 +353,9 @@ class _Reader:
     def _wrong(self, *problems: str) -> Kind:
         self._note(problems)
         return UNKNOWN
+
+    def _too_large(self, number: Token) -> Kind:
+        return self._wrong(f"`{shortened(number.text)}` is too large a number")
 
     # Words
 
@@ -375,16 +386,11 @@ class _Reader:
 
     def _expect(self, *marks: str) -> None:
         if not self._take(*marks[:1]):
-            raise unexpected(self._next, *marks)
+            raise unexpected(self._text, self._next, *marks)
 
     def _name(self) -> Token:
         token = self._next
         if token.kind != "name":
-            raise unexpected(token)
+            raise unexpected(self._text, token)
         self._at += 1
         return token
-
-
-def _logic(mark: str, left: Part, right: Part) -> Iterator[str]:
-    for part in (left, right):
-        yield from kinds.must(part, (TRUTH,), f"both sides of `{mark}` must be true or false")

@@ -120,8 +120,8 @@ class Replay:
             yield f"{move.model}: {what}: {count}"
             if move in changed and self.elsewhere[move]:
                 yield (
-                    f"  of these, {self.elsewhere[move]} went elsewhere than the policy in force has it for idle "
-                    "engines: by spill, as a canary's share, or since an engine was away"
+                    f"  of these, {self.elsewhere[move]} not as the policy in force has it for idle engines: by spill, "
+                    "as a canary, or since an engine was away"
                 )
             if move in changed:
                 yield from (f"  {_example(logged, rule)}" for logged, rule in self.examples[move])

@@ -4,6 +4,7 @@ import asyncio
 import enum
 import math
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -49,7 +50,9 @@ class Job:
     """A request at an engine, and when what happened to it. Times are those of the loop.
 
     Attributes:
+        begins: called when it has its first token.
         cached: tokens of the prompt that were not computed.
+        sent: when it was made.
         loaded: seconds for which it waited until its model was in memory, if it had to.
         prefilling, first_token, ended: `None` until then.
     """
@@ -60,7 +63,9 @@ class Job:
         self.output = output
         self.prefix = prefix
         self.prefix_tokens = prefix_tokens
+        self.begins: Callable[[], None] | None = None
         self.cached = 0
+        self.sent = asyncio.get_running_loop().time()
         self.loaded: float | None = None
         self.prefilling: float | None = None
         self.first_token: float | None = None
@@ -107,7 +112,7 @@ class SimulatedEngine:
         """Models in memory or on their way there, the one used longest ago first."""
 
     async def serve(self, job: Job) -> None:
-        """Runs it to its end; a caller that is cancelled takes it out."""
+        """Runs it to its end, or until it is dropped; a caller that is cancelled takes it out."""
         self._waiting.append(job)
         self._advance()
         try:
@@ -115,6 +120,12 @@ class SimulatedEngine:
         finally:
             if job.ended is None:
                 self._take_out(job)
+
+    def drop(self, job: Job) -> None:
+        """Has `serve` return now, without the end of the job."""
+        if not job.done.done():
+            self._take_out(job)
+            job.done.set_result(None)
 
     def in_memory(self) -> frozenset[str]:
         """Models that are there now."""
@@ -172,6 +183,8 @@ class SimulatedEngine:
             job.phase, job.left = _Phase.DECODE, job.output - 1
             self.computed += job.prompt - job.cached
             self.cached += job.cached
+            if job.begins is not None:
+                job.begins()
         else:
             job.ended = now
             self.output += job.output

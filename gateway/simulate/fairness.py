@@ -12,9 +12,13 @@ class Fairness:
 
     A place that is handed out while several keys, in the same class and for the same model, wait for it is one on which
     each of them has the same claim. What a key gets while no other waits takes nothing from anybody and is not counted.
+
+    Attributes:
+        places: how many were handed out while several keys waited: of a few, shares say nothing.
     """
 
     def __init__(self) -> None:
+        self.places = 0
         self._waiting: dict[int, tuple[Ask[Route], str]] = {}
         self._got: dict[str, float] = defaultdict(float)
         self._claim: dict[str, float] = defaultdict(float)
@@ -25,14 +29,18 @@ class Fairness:
     def leaves(self, ask: Ask[Route]) -> None:
         del self._waiting[id(ask)]
 
-    def granted(self, ask: Ask[Route], tokens: int) -> None:
-        """`ask`, which waits, has a place, for a prompt and an answer of so many tokens."""
+    def claimants(self, ask: Ask[Route]) -> frozenset[str]:
+        """The keys that wait for the place which `ask` has just been granted, its own among them."""
         _, model = self._waiting[id(ask)]
-        keys = {other.key for other, asked in self._waiting.values() if asked == model and _rivals(ask, other)}
-        if len(keys) > 1:
-            self._got[ask.key] += tokens
-            for key in keys:
-                self._claim[key] += tokens / len(keys)
+        return frozenset(other.key for other, asked in self._waiting.values() if asked == model and _rivals(ask, other))
+
+    def got(self, key: str, claimants: frozenset[str], tokens: int) -> None:
+        """A place was used for a prompt and an answer of so many tokens."""
+        if len(claimants) > 1:
+            self.places += 1
+            self._got[key] += tokens
+            for claimant in claimants:
+                self._claim[claimant] += tokens / len(claimants)
 
     def share(self) -> dict[str, float]:
         """What each key got of what it had a claim to; 1 is just that. Empty if keys never waited for one another."""

@@ -52,7 +52,7 @@ def _build(engine: schema.Engine, box: Box, models: list[str]) -> Build:
     managed = engine.managed.slots if engine.managed is not None else None
     every = _pace(box, usual.pace)
     return Build(
-        slots=box.slots or managed or usual.slots,
+        slots=box.slots or managed or max(usual.slots, engine.concurrency or 0),
         paces={model: _pace(box.models[model], every) if model in box.models else every for model in models},
         cache=usual.cache if box.cache is None else box.cache,
         memory=box.memory or usual.memory,

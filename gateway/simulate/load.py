@@ -11,6 +11,7 @@ from gateway.config.problems import ConfigError, Path, Problem, Problems, listed
 from gateway.config.shape import Reader
 from gateway.config.values import is_null
 from gateway.policy.load import Setup
+from gateway.simulate.fleet import builds
 from gateway.simulate.schema import Box, Requests, Simulation, Speed, Tokens, Workload
 
 MOST = 200_000
@@ -71,6 +72,7 @@ class _Checks:
     def __init__(self, simulation: Simulation, setup: Setup, places: Mapping[Path, Node], problems: Problems) -> None:
         self._simulation = simulation
         self._setup = setup
+        self._builds = builds(setup, {})
         self._places = places
         self._problems = problems
 
@@ -86,6 +88,8 @@ class _Checks:
         self._one_of(name, self._setup.config.engines, at, "engine")
         self._speed(box, at)
         for model, speed in box.models.items():
+            if name in self._builds:
+                self._one_of(model, self._builds[name].paces, (*at, "models", model), "model of this engine")
             self._speed(speed, (*at, "models", model))
 
     def _speed(self, speed: Speed, at: Path) -> None:
@@ -120,7 +124,7 @@ class _Checks:
         if count == 0:
             self._add(("workload",), "nothing is asked: give it a `rate`, or `bursts`")
         elif count > MOST:
-            self._add(("workload",), f"about {count:.0f} requests; at most {MOST} can be simulated at once")
+            self._add(("workload",), f"about {count:.0f} requests, more than {MOST}: lower `rate` or `duration`")
 
     def _one_of(self, name: str, known: Mapping[str, object] | list[str], at: Path, what: str) -> None:
         if name not in known:
@@ -137,7 +141,7 @@ def _long_form(node: Node, path: tuple[str, ...] = ()) -> Node:
         entries = [(key, _long_form(value, (*path, _text(key)))) for key, value in node.entries]
         return document.Mapping(node.line, entries)
     is_length = len(path) == len(_LENGTH) and path[:2] == _LENGTH[:2] and path[3] in ("prompt", "output")
-    if is_length and isinstance(node, Scalar) and not is_null(node):
+    if is_length and isinstance(node, Scalar | document.Listing):
         return document.Mapping(node.line, [(Scalar(node.line, "median", bare=True), node)])
     return node
 

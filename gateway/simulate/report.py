@@ -64,7 +64,9 @@ class Engine(_Figures, frozen=True):
     """What an engine did, and what it was taken to be like.
 
     Attributes:
-        used: the share of its slots that was taken, over the whole time.
+        slots: requests that it runs at once; `places` of them are used, where the config's `concurrency` lets it have
+            fewer.
+        used: the share of those places that was taken, over the whole time.
         prefill_per_second, tokens_per_second: tokens of prompts that it computed, and of answers.
         cached: the share of prompt tokens that it had in its cache.
         loads: how often it loaded a model.
@@ -72,6 +74,7 @@ class Engine(_Figures, frozen=True):
 
     kind: str
     slots: int
+    places: int
     paces: dict[str, Pace]
     used: float
     prefill_per_second: float
@@ -94,12 +97,14 @@ class Report(_Figures, frozen=True):
     Attributes:
         seconds: until the last request had its answer.
         spilled: the share of requests with a place that was not in the first tier which their policy gives them.
-        fairness: Jain's index of the keys' shares; 1 is perfect.
+        fairness: Jain's index of the keys' shares; 1 is perfect. `contested` places were counted: those for which
+            several keys waited. Where these are few, it says nothing.
     """
 
     seconds: float
     spilled: float
     fairness: float | None
+    contested: int
     total: Group
     requests: dict[str, Group]
     tiers: list[Tier]
@@ -116,6 +121,7 @@ def summarize(result: Result) -> Report:
         seconds=seconds,
         spilled=_share(sum(not one.preferred for one in placed), len(placed)),
         fairness=result.fairness.jain(),
+        contested=result.fairness.places,
         total=_group(outcomes, seconds),
         requests={kind: _group(some, seconds) for kind, some in _by(outcomes, lambda one: one.kind).items()},
         tiers=_tiers(placed, seconds),
@@ -161,6 +167,7 @@ def _engine(work: Work, served: Sequence[Outcome], seconds: float) -> Engine:
     return Engine(
         kind=work.kind,
         slots=work.build.slots,
+        places=work.places,
         paces=work.build.paces,
         used=work.used,
         prefill_per_second=work.computed / seconds,

@@ -1,14 +1,17 @@
 """A workload against simulated engines, through the gateway's own router, policies and queue, in virtual time."""
 
 import asyncio
+import contextlib
 import math
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from gateway.admission import Lease
 from gateway.errors import GatewayError
 from gateway.fleet import Route
+from gateway.lease import PlannedLease
+from gateway.policy import canary
 from gateway.policy.load import Setup
 from gateway.policy.rates import TokenRatio
 from gateway.request import Endpoint, Features, InferenceRequest
@@ -65,12 +68,14 @@ class Work(NamedTuple):
     """What an engine did.
 
     Attributes:
-        used: the share of its slots that was taken, over the whole time.
+        places: its slots, or fewer if the gateway gives it no more requests at once.
+        used: the share of those places that was taken, over the whole time.
         computed, cached, output: tokens of prompts, and of answers.
     """
 
     kind: str
     build: Build
+    places: int
     used: float
     computed: int
     cached: int
@@ -122,7 +127,8 @@ class _Run:
                     watch.cancel()
         finally:
             await played.aclose()
-        seconds = max(self._workload.duration, max(one.at + one.total for one in self._outcomes))
+        ends = (one.at + one.total for one in self._outcomes)
+        seconds = max(self._workload.duration, max(ends, default=0.0))
         work = {name: self._work(name, engine, seconds) for name, engine in played.engines.items()}
         return Result(seconds, self._outcomes, work, self._fairness)
 
@@ -130,9 +136,12 @@ class _Run:
         return (self._workload.hour + int(self._loop.time() // _HOUR)) % 24
 
     def _work(self, name: str, engine: SimulatedEngine, seconds: float) -> Work:
-        kind = self._played.config.engines[name].kind
-        used = engine.busy / engine.build.slots / seconds
-        return Work(kind, engine.build, used, engine.computed, engine.cached, engine.output, engine.loads)
+        config, slots = self._played.config.engines[name], engine.build.slots
+        places = min(slots, config.concurrency or slots)
+        used = engine.busy / places / seconds
+        return Work(
+            config.kind, engine.build, places, used, engine.computed, engine.cached, engine.output, engine.loads
+        )
 
     # One request, as `gateway.api.inference` has it
 
@@ -151,49 +160,79 @@ class _Run:
         request, client = _request(arrival), self._client(arrival)
         plan = self._router.plan(request, client)
         outcome.priority = plan.priority
+        if (copy := self._router.copy(plan, client)) is not None:
+            self._router.in_background(partial(self._send_copy, arrival, copy, request, client))
         deadline = plan.verdict.deadline
         job: Job | None = None
         try:
             async with asyncio.timeout_at(None if deadline is None else arrival.at + deadline):
                 async with self._router.lease(plan, request, client) as lease:
-                    try:
-                        await self._wait(lease, arrival)
-                    finally:
-                        outcome.waited = self._loop.time() - arrival.at
-                    place = lease.place
-                    job = Job(
-                        place.model,
-                        arrival.prompt,
-                        min(arrival.output, _limit(plan, request) or arrival.output),
-                        arrival.prefix,
-                        arrival.prefix_tokens,
-                    )
-                    _went(outcome, plan, place)
-                    await self._run_job(job, place, request)
+                    while job is None:
+                        claimants = await self._wait(lease, arrival, outcome)
+                        job = _job(arrival, lease.place, plan, request)
+                        _went(outcome, plan, lease.place)
+                        if not await self._run_job(job, lease, request, claimants):
+                            job = None
+                            _lost(outcome)
         except TimeoutError:
             cut = plan.verdict.cut and request.stream and job is not None and job.first_token is not None
             outcome.status, outcome.code = (200, "cut") if cut else (504, "deadline_passed")
         if job is not None:
             _saw(outcome, job, stream=request.stream)
+            self._judge(outcome, job, request)
 
-    async def _wait(self, lease: Lease[Route], arrival: Arrival) -> None:
+    async def _wait(self, lease: PlannedLease[Plan], arrival: Arrival, outcome: Outcome) -> frozenset[str]:
+        """Waits for a place. The keys that had the same claim to it are returned; none where it was free."""
         if not lease.waited:
-            return
+            return frozenset()
         self._fairness.waits(lease.ask, arrival.asked.model)
         try:
             await lease.granted(math.inf)
-            self._fairness.granted(lease.ask, arrival.prompt + arrival.output)
+            return self._fairness.claimants(lease.ask)
         finally:
             self._fairness.leaves(lease.ask)
+            outcome.waited = self._loop.time() - arrival.at
 
-    async def _run_job(self, job: Job, place: Route, request: InferenceRequest) -> None:
-        dispatched = self._loop.time()
-        await self._played.engines[place.backend.name].serve(job)
-        self._learn(job, place, request, dispatched)
+    async def _run_job(
+        self, job: Job, lease: PlannedLease[Plan], request: InferenceRequest, claimants: frozenset[str]
+    ) -> bool:
+        """Runs it to its end; `False` if its place was needed for a request of a higher class before."""
+        place = lease.place
+        engine = self._played.engines[place.backend.name]
+        lease.ask.preempt = partial(engine.drop, job)
+        if request.stream:
+            job.begins = lease.keep
+        try:
+            await engine.serve(job)
+        finally:
+            if lease.ask.granted is place:
+                self._fairness.got(lease.ask.key, claimants, job.prompt + job.output)
+        if job.ended is not None:
+            self._learn(job, place, request)
+        return job.ended is not None
 
-    def _learn(self, job: Job, place: Route, request: InferenceRequest, dispatched: float) -> None:
+    async def _send_copy(self, arrival: Arrival, plan: Plan, request: InferenceRequest, client: Client) -> None:
+        """As `gateway.api.shadow` has it: nobody waits for it, and it gives way to all others."""
+        with contextlib.suppress(GatewayError):
+            async with self._router.lease(plan, request, client) as lease:
+                await lease.granted(math.inf)
+                place, job = lease.place, _job(arrival, lease.place, plan, request)
+                engine = self._played.engines[place.backend.name]
+                lease.ask.preempt = partial(engine.drop, job)
+                await engine.serve(job)
+                if job.ended is not None:
+                    self._learn(job, place, request)
+
+    def _judge(self, outcome: Outcome, job: Job, request: InferenceRequest) -> None:
+        """Has a canary know of it."""
+        if outcome.tier is None:
+            return
+        ttft = job.first_token - job.sent if request.stream and job.first_token is not None else None
+        self._router.trials.learn(request.model, outcome.tier, canary.Outcome(not outcome.answered, ttft))
+
+    def _learn(self, job: Job, place: Route, request: InferenceRequest) -> None:
         now = self._loop.time()
-        prefilling = dispatched if job.prefilling is None else job.prefilling
+        prefilling = job.sent if job.prefilling is None else job.prefilling
         first = now if job.first_token is None else job.first_token
         kind = self._played.config.engines[place.backend.name].kind
         tells = kind in TELL_TIMES
@@ -206,7 +245,7 @@ class _Run:
         )
         if job.loaded is not None and kind in TELL_LOADED:
             place.backend.learn_load_time(place.model, job.loaded)
-        place.rates.learn(report, held=now - dispatched, ttft=first - dispatched if request.stream else None)
+        place.rates.learn(report, held=now - job.sent, ttft=first - job.sent if request.stream else None)
         if not request.features.images:
             self._router.ratio(request.model).learn(request.features.size, job.prompt)
 
@@ -237,6 +276,11 @@ def _limit(plan: Plan, request: InferenceRequest) -> int | None:
     return msgspec.json.decode(request.with_fields(plan.verdict.set, plan.verdict.cap).body, type=_Limit).max_tokens
 
 
+def _job(arrival: Arrival, place: Route, plan: Plan, request: InferenceRequest) -> Job:
+    output = min(arrival.output, _limit(plan, request) or arrival.output)
+    return Job(place.model, arrival.prompt, output, arrival.prefix, arrival.prefix_tokens)
+
+
 class _Limit(msgspec.Struct):
     max_tokens: int | None = None
 
@@ -245,6 +289,11 @@ def _went(outcome: Outcome, plan: Plan, place: Route) -> None:
     tier = next((name for name, places in plan.tiers if place in places), None)
     outcome.tier, outcome.engine, outcome.engine_model = tier, place.backend.name, place.model
     outcome.preferred = tier == plan.verdict.tiers[0]
+
+
+def _lost(outcome: Outcome) -> None:
+    """Its place was needed for another."""
+    outcome.tier, outcome.engine, outcome.engine_model, outcome.preferred = None, None, None, True
 
 
 def _saw(outcome: Outcome, job: Job, *, stream: bool) -> None:

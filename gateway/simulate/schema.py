@@ -8,7 +8,8 @@ from msgspec import Meta
 from gateway.config.policy import Class, Count
 from gateway.config.schema import Name, Seconds, Section
 
-Rate = Annotated[float, Meta(gt=0, le=1_000_000)]
+Rate = Annotated[float, Meta(ge=0.1, le=1_000_000)]
+Length = Annotated[int, Meta(ge=1, le=1_000_000)]
 Moment = Annotated[float, Meta(ge=0, le=86_400)]
 
 
@@ -47,17 +48,17 @@ class Box(Speed, frozen=True):
 class Tokens(Section, frozen=True):
     """A number of tokens: always `median`; or spread (log-normal) with 5 % above `p95`; or exponential about `mean`."""
 
-    median: Count | None = None
-    p95: Count | None = None
-    mean: Count | None = None
-    max: Count | None = None
+    median: Length | None = None
+    p95: Length | None = None
+    mean: Length | None = None
+    max: Length | None = None
     """The most."""
 
 
 class Prefix(Section, frozen=True):
     """A beginning that prompts share, such as the system prompt of an app."""
 
-    tokens: Count
+    tokens: Length
     count: Count = 1
     """How many of them there are; each request has one of them, all as often."""
     by_key: bool = False

@@ -42,7 +42,10 @@ def _head(report: Report) -> str:
         f"{_percent(report.spilled)} of those that had a place spilled over to a further tier.",
     ]
     if report.fairness is not None:
-        lines.append(f"Fairness among keys that waited at the same time (Jain): {report.fairness:.3f}.")
+        lines.append(
+            f"Fairness among keys that waited at the same time (Jain): {report.fairness:.3f}, "
+            f"over {report.contested} place{'' if report.contested == 1 else 's'}."
+        )
     return "\n".join(lines)
 
 
@@ -55,7 +58,7 @@ def _group(name: str, group: Group, *more: str) -> Row:
 def _engine(name: str, engine: Engine) -> Row:
     return (
         name,
-        str(engine.slots),
+        str(engine.slots) if engine.places == engine.slots else f"{engine.places} of {engine.slots}",
         _percent(engine.used),
         str(engine.requests.requests),
         f"{engine.prefill_per_second:.0f}",

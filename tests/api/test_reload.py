@@ -13,7 +13,7 @@ from tests.support.engine import Connection, Request, ScriptedEngine, Step
 from tests.support.gateway import CHAT, REQ, engine_config
 from tests.support.reloading import ReloadingGateway, reloading, replace
 from tests.support.sse import DONE, FIN, LAST_CHUNK, ROLE, SSE_HEAD, T, chunk, failed, is_clean, joined, json_reply
-from tests.support.waiting import eventually
+from tests.support.waiting import becomes, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +39,10 @@ class Gate:
 
 async def ask(sluice: ReloadingGateway, headers: dict[str, str] | None = None, **fields: Any) -> Reply:
     return await post_json(sluice.port, CHAT, REQ | fields, headers)
+
+
+async def serves(sluice: ReloadingGateway) -> bool:
+    return (await ask(sluice)).status == 200
 
 
 async def names(sluice: ReloadingGateway) -> list[str]:
@@ -112,21 +116,98 @@ class TestEngines:
             assert same.requests[0].connection is same.requests[1].connection
             assert len(same.probes) == probes
 
-    async def test_what_was_learned_of_one_stays_when_only_its_limits_change(self, tmp_path: Path) -> None:
+    async def test_what_was_learned_of_one_stays_when_it_is_spoken_to_otherwise(self, tmp_path: Path) -> None:
         async with ScriptedEngine([OK]) as engine, reloading(tmp_path, {"a": engine_config(engine.url)}) as sluice:
             await ask(sluice)
             before = sluice.backend("a")
-            await sluice.change(engines={"a": engine_config(engine.url, concurrency=3)})
+            await sluice.change(engines={"a": engine_config(engine.url, api_key="sk-other")})
             after = sluice.backend("a")
             assert after is not before
-            assert after.capacity == 3
             assert after.rates("m").service == before.rates("m").service is not None
+            await ask(sluice)
+        assert engine.requests[-1].headers.get("authorization") == "Bearer sk-other"
 
-    async def test_one_that_does_not_end_in_time_is_cut_off_and_its_client_told_so(self, tmp_path: Path) -> None:
+    async def test_other_limits_leave_one_its_connections_its_speed_and_its_health(self, tmp_path: Path) -> None:
+        """It answers no probe for a while, as one does that is busy; that is no reason to refuse requests."""
+        gate = Gate()
+        gate.open.set()
+
+        class Busy(ScriptedEngine):
+            async def serve(self, request: Request) -> None:
+                if request.method == "GET":
+                    await gate.open.wait()
+                await super().serve(request)
+
+        async with Busy(gate) as engine, reloading(tmp_path, {"a": engine_config(engine.url)}) as sluice:
+            await ask(sluice)
+            before, rates = sluice.backend("a"), sluice.backend("a").rates("m")
+            assert rates.service is not None
+            gate.open.clear()
+            await sluice.change(engines={"a": engine_config(engine.url, concurrency=3)})
+            async with RawClient(sluice.port) as client:
+                await client.request("POST", CHAT, STREAM)
+                await client.read_until(T("a"))
+                gate.open.set()
+                assert is_clean((await client.finish()).body)
+            assert sluice.backend("a") is before
+            assert (before.capacity, before.rates("m")) == (3, rates)
+
+    async def test_other_limits_count_what_runs_already(self, tmp_path: Path) -> None:
+        gate = Gate()
+        async with (
+            ScriptedEngine(gate) as engine,
+            reloading(tmp_path, {"a": engine_config(engine.url, concurrency=1)}) as sluice,
+            anyio.create_task_group() as tasks,
+        ):
+            replies = await busy(sluice, engine, tasks)
+            await sluice.change(engines={"a": engine_config(engine.url, concurrency=1, timeouts={"total": 60})})
+            await anyio.sleep(0.5)  # two ticks of the queue
+            assert (engine.running, len(sluice.router.admission.waiting)) == (1, 1)
+            await sluice.change(engines={"a": engine_config(engine.url, concurrency=2)})
+            await eventually(lambda: engine.running == 2)
+            gate.open.set()
+            await eventually(lambda: len(replies) == 2)
+        assert [reply.status for reply in replies] == [200, 200]
+
+    async def test_other_time_limits_are_for_those_that_come(self, tmp_path: Path) -> None:
+        gate = Gate()
+        async with (
+            ScriptedEngine(gate) as engine,
+            reloading(tmp_path, {"a": engine_config(engine.url)}) as sluice,
+            RawClient(sluice.port) as client,
+        ):
+            await client.request("POST", CHAT, STREAM)
+            await client.read_until(T("a"))
+            await sluice.change(engines={"a": engine_config(engine.url, timeouts={"total": 0.3})})
+            late = await ask(sluice)
+            gate.open.set()
+            begun = await client.finish()
+        assert (late.status, error_of(late)["code"]) == (504, "engine_timeout")
+        assert is_clean(begun.body)
+        assert joined(begun.body) == "ab"
+
+    async def test_a_new_pin_holds_from_the_first_moment(self, tmp_path: Path) -> None:
+        async with ScriptedEngine([OK]) as engine, reloading(tmp_path, {"a": engine_config(engine.url)}) as sluice:
+            assert (await ask(sluice)).status == 200
+            pinned = engine_config(engine.url, pins={"m": {"digest": "sha256:0123"}})
+            await sluice.change(engines={"a": pinned})
+            refused = await ask(sluice)
+            await sluice.change(engines={"a": engine_config(engine.url)})
+            await becomes(lambda: serves(sluice))
+        assert refused.status == 503
+        assert "pinned to sha256:0123" in error_of(refused)["message"]
+        assert len(engine.requests) == 2
+
+    @pytest.mark.parametrize("transport", ["native", "httpx"])
+    async def test_one_that_does_not_end_in_time_is_cut_off_and_its_client_told_so(
+        self, tmp_path: Path, transport: str
+    ) -> None:
         async with (
             ScriptedEngine([SSE_HEAD, chunk(ROLE + T("a")), Step.HANG]) as old,
             ScriptedEngine([OK]) as new,
-            reloading(tmp_path, {"a": engine_config(old.url)}, server={"drain_timeout": 0.2}) as sluice,
+            reloading(
+                tmp_path, {"a": engine_config(old.url, transport=transport)}, server={"drain_timeout": 0.2}
+            ) as sluice,
             RawClient(sluice.port) as client,
         ):
             await client.request("POST", CHAT, STREAM)

@@ -16,6 +16,8 @@ import anyio
 import pytest
 
 from gateway.backend import Backend
+from gateway.config.history import History
+from gateway.config.reload import Read, Reloader
 from tests.support.answers import OK
 from tests.support.client import Reply, get, post_json
 from tests.support.command import free_port, run, serving, write_config
@@ -23,7 +25,7 @@ from tests.support.engine import ScriptedEngine
 from tests.support.gateway import CHAT, REQ, engine_config
 from tests.support.leases import in_flight
 from tests.support.processes import open_files
-from tests.support.reloading import NEVER, ReloadingGateway, reloading, replace
+from tests.support.reloading import NEVER, POLL, ReloadingGateway, reloading, replace
 from tests.support.sse import DONE, FIN, ROLE, T, is_clean, sse_reply
 from tests.support.waiting import becomes, eventually
 
@@ -123,6 +125,19 @@ class TestBadFiles:
 async def broken(*_: object) -> None:
     raise LookupError("a fault")
 
+    async def test_one_that_could_not_be_opened_is_taken_once_it_can(self, tmp_path: Path) -> None:
+        """Its content is the same then; only its mode is another."""
+        if os.geteuid() == 0:
+            pytest.skip("root may read everything")
+        async with ScriptedEngine([OK]) as engine, reloading(tmp_path, {"a": engine_config(engine.url)}) as sluice:
+            new = tmp_path / "new"
+            new.write_text(json.dumps(json.loads(sluice.path.read_text()) | {"models": {"chat": "a"}}))
+            new.chmod(0)
+            new.replace(sluice.path)
+            assert "Permission denied" in await sluice.refused()
+            sluice.path.chmod(0o600)
+            await sluice.loaded()
+
 
 class TestAddress:
     async def test_another_port_needs_a_restart_and_all_else_is_taken(
@@ -135,6 +150,16 @@ class TestAddress:
         said = messages(caplog)[-1]
         assert "model name `chat` added" in said
         assert "server.port needs a restart, and stays as it was until then" in said
+
+    async def test_keys_may_be_dropped_with_another_port_of_this_machine_alone(self, tmp_path: Path) -> None:
+        keys = [{"name": "alice", "key": "sk-of-alice"}]
+        async with (
+            ScriptedEngine([OK]) as engine,
+            reloading(tmp_path, {"a": engine_config(engine.url)}, server={"keys": keys}) as sluice,
+        ):
+            assert not await serves(sluice)
+            await sluice.change(server={"port": free_port()})
+            assert await serves(sluice)
 
     async def test_keys_are_not_dropped_where_the_address_would_stay_open(self, tmp_path: Path) -> None:
         closed = {"host": "0.0.0.0", "keys": [{"name": "alice", "key": "sk-of-alice"}]}
@@ -186,6 +211,52 @@ class TestWatching:
             await eventually(lambda: messages(caplog))
             assert "nothing in its files is different" in messages(caplog)[0]
             assert await sluice.status() == before
+
+    async def test_a_hangup_takes_no_half_of_one(self, tmp_path: Path) -> None:
+        """What changes while it is read is read again."""
+        path, texts = tmp_path / "sluice.yaml", iter(["half", "whole"])
+        path.write_text("first")
+
+        def load(file: Path, read: Read) -> str:
+            text = read(file)
+            if text != "first" and (more := next(texts, None)) is not None:
+                file.write_text(more)
+            return text
+
+        loaded: list[str] = []
+
+        async def apply(text: str) -> list[str]:
+            loaded.append(text)
+            return []
+
+        reloader = Reloader(path, load, poll=POLL)
+        assert reloader.first() == "first"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reloader.run, apply)
+            path.write_text("begun")
+            reloader.ask()
+            await eventually(lambda: loaded)
+            tasks.cancel_scope.cancel()
+        assert loaded == ["whole"]
+
+    async def test_touched_or_with_another_mode_it_is_the_same_one(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        async with ScriptedEngine([OK]) as engine, reloading(tmp_path, {"a": engine_config(engine.url)}) as sluice:
+            sluice.path.chmod(0o600)
+            await eventually(lambda: messages(caplog))
+            assert "nothing in its files is different" in messages(caplog)[0]
+
+    async def test_two_changes_in_quick_succession_end_with_the_second(self, tmp_path: Path) -> None:
+        async with ScriptedEngine([OK]) as engine, reloading(tmp_path, {"a": engine_config(engine.url)}) as sluice:
+            for at in range(20):
+                sluice.write(models={f"name-{at}": "a"})
+                os.kill(os.getpid(), signal.SIGHUP)
+                await anyio.sleep(0.005 * (at % 4))
+            await sluice.loaded()
+            listed = (await get(sluice.port, "/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["m", "name-19"]
 
     async def test_a_hangup_loads_it_at_once(self, tmp_path: Path) -> None:
         async with (
@@ -325,6 +396,56 @@ async def load(sluice: ReloadingGateway, meanwhile: Callable[[], Awaitable[None]
         await meanwhile()
         over = True
     return replies
+
+
+class TestHistory:
+    async def test_where_none_can_be_kept_the_gateway_serves_and_says_so(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / ".sluice").write_text("in the way")
+        async with (
+            ScriptedEngine([OK]) as engine,
+            reloading(tmp_path, {"a": engine_config(engine.url)}, history=True) as sluice,
+        ):
+            await eventually(lambda: messages(caplog, logging.WARNING))
+            await sluice.change(models={"chat": "a"})
+            assert await serves(sluice)
+            (tmp_path / ".sluice").unlink()
+            await sluice.change(models={"talk": "a"})
+            await eventually(lambda: History(sluice.path).latest() == sluice.reloader.status.version)
+        assert ".sluice/history/sluice.yaml cannot be written" in messages(caplog, logging.WARNING)[0]
+
+    async def test_a_fault_in_it_ends_nothing_either(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fails(*_: object) -> None:
+            raise LookupError("a fault")
+
+        monkeypatch.setattr(History, "record", fails)
+        async with (
+            ScriptedEngine([OK]) as engine,
+            reloading(tmp_path, {"a": engine_config(engine.url)}, history=True) as sluice,
+        ):
+            await eventually(lambda: "LookupError" in caplog.text)
+            await sluice.change(models={"chat": "a"})
+            assert await serves(sluice)
+
+    async def test_it_has_what_was_in_force_and_not_what_was_refused(self, tmp_path: Path) -> None:
+        async with (
+            ScriptedEngine([OK]) as engine,
+            reloading(tmp_path, {"a": engine_config(engine.url)}, history=True) as sluice,
+        ):
+            first = sluice.reloader.status.version
+            good = sluice.path.read_text()
+            replace(sluice.path, "engines: nothing")
+            await sluice.refused()
+            replace(sluice.path, good)
+            await sluice.loaded()
+            await sluice.change(models={"chat": "a"})
+            await eventually(lambda: len(History(sluice.path).loads()) == 2)
+        loads = History(sluice.path).loads()
+        assert [load.version for load in loads] == [first, sluice.reloader.status.version]
+        assert [load.changes for load in loads] == [["the gateway was started with it"], ["model name `chat` added"]]
 
 
 class TestServe:

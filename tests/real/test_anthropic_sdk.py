@@ -1,26 +1,18 @@
 """The `anthropic` library against Sluice and a real llama.cpp."""
 
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
-import anyio
 import pytest
 from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 
-from gateway.engines.managed import find_model, free_port
 from tests.real.conftest import KEY
-from tests.real.llamacpp import ALIAS, MODEL
-from tests.support.client import get
-from tests.support.gateway import RunningGateway, gateway
+from tests.real.with_tools import sluice_with_tools
+from tests.support.gateway import RunningGateway
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real]
 
-KEYS = {"keys": [{"name": "tests", "key": KEY}]}
-WITH_TOOLS = Path(__file__).with_name("llamacpp_with_tools.py")
 SKY: Any = [{"role": "user", "content": "Why is the sky blue?"}]
 TOOL: Any = {
     "name": "get_weather",
@@ -95,22 +87,8 @@ async def test_a_stop_sequence_ends_the_answer(client: AsyncAnthropic) -> None:
 
 class TestTools:
     @pytest.fixture
-    def engine_port(self) -> Iterator[int]:
-        """A llama.cpp whose chat template knows tools."""
-        port = free_port()
-        command = [sys.executable, str(WITH_TOOLS), str(find_model(MODEL)), ALIAS, str(port)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            yield port
-            process.kill()
-
-    @pytest.fixture
-    async def sluice(self, engine_port: int) -> AsyncIterator[RunningGateway]:
-        engine = {"kind": "llamacpp", "url": f"http://127.0.0.1:{engine_port}", "models": [ALIAS]}
-        models = {"chat": [{"engine": "tools", "model": ALIAS}]}
-        async with gateway(engines={"tools": engine}, models=models, server=KEYS) as running:
-            with anyio.fail_after(60):
-                while (await get(running.port, "/health/ready")).status != 200:
-                    await anyio.sleep(0.1)
+    async def sluice(self) -> AsyncIterator[RunningGateway]:
+        async with sluice_with_tools() as running:
             yield running
 
     @pytest.mark.parametrize("streamed", [False, True])

@@ -1,25 +1,19 @@
 """Tool calls of a real model, by the `openai` library."""
 
 import json
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 import pytest
 
-from gateway.engines.managed import find_model, free_port
 from tests.real.conftest import KEY
-from tests.real.llamacpp import ALIAS, MODEL
+from tests.real.llamacpp import ALIAS
 from tests.real.sdk import Sdk, sdk_client
-from tests.support.client import get
-from tests.support.gateway import RunningGateway, gateway
+from tests.real.with_tools import sluice_with_tools
+from tests.support.gateway import RunningGateway
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real]
 
-PROGRAM = Path(__file__).with_name("llamacpp_with_tools.py")
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": CITY}}
 
@@ -37,22 +31,9 @@ def call_for(city: str) -> list[dict[str, Any]]:
 MESSAGES = [*call_for("Rome"), *call_for("Berlin"), {"role": "user", "content": "What is the weather in Paris?"}]
 
 
-@pytest.fixture(scope="module")
-def engine_port() -> Iterator[int]:
-    port = free_port()
-    command = [sys.executable, str(PROGRAM), str(find_model(MODEL)), ALIAS, str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        yield port
-        process.kill()
-
-
 @pytest.fixture
-async def sluice(engine_port: int) -> AsyncIterator[RunningGateway]:
-    engine = {"kind": "llamacpp", "url": f"http://127.0.0.1:{engine_port}", "models": [ALIAS]}
-    async with gateway(engines={"tools": engine}, server={"keys": [{"name": "tests", "key": KEY}]}) as running:
-        with anyio.fail_after(60):
-            while (await get(running.port, "/health/ready")).status != 200:
-                await anyio.sleep(0.1)
+async def sluice() -> AsyncIterator[RunningGateway]:
+    async with sluice_with_tools() as running:
         yield running
 
 

@@ -116,6 +116,14 @@ class TestExamples:
         status, said = self.check(tmp_path, "expect: {class: normal}", example)
         assert (status, said) == (1, f"Error: policy.yaml:14: models.chat.examples[1]: {mistake}")
 
+    @pytest.mark.parametrize("beside", ["canary", "shadow"])
+    def test_a_tier_that_is_tried_is_not_where_requests_usually_go(self, tmp_path: Path, beside: str) -> None:
+        policy = RULES.replace("    rules:\n", f"    {beside}: {{tier: small}}\n    rules:\n")
+        usual = "{expect: {tier: large}}"
+        alone = "{request: {hour: 5}, expect: {tier: small, rule: night}}"  # a rule may still route there alone
+        config = install(tmp_path, f"{policy}    examples: [{usual}, {alone}]\n")
+        assert invoke("check", "-c", config).exit_code == 0
+
     def test_all_of_them_are_told_each_on_the_line_of_its_expectation(self, tmp_path: Path) -> None:
         policy = f"""{RULES}    examples:
       - expect: {{tier: large}}
@@ -215,6 +223,13 @@ class TestExplain:
         said = self.explain(tmp_path, *args, stdin=body)
         assert (said["facts"]["prompt_tokens"], said["verdict"]["rule"]) == (900, "long")
 
+    @pytest.mark.parametrize(("flags", "priority"), [((), "low"), (("--key-class", "high"), "high")])
+    def test_a_key_has_its_class(self, tmp_path: Path, flags: tuple[str, ...], priority: str) -> None:
+        keys = "server: {keys: [{name: nightly, key: sk-12345678, class: low}]}\n"
+        config = install(tmp_path, config=ENGINES + keys)
+        result = invoke("explain", "-c", config, "--json", "--model", "chat", "--key", "nightly", *flags)
+        assert json.loads(result.output)["facts"]["key_class"] == priority
+
     def test_headers(self, tmp_path: Path) -> None:
         said = self.explain(tmp_path, "--model", "chat", "--header", "X-Team=batch", "--hour", "12")
         assert (said["verdict"]["matched"], said["headers"]) == (["batch"], {"x-team": "batch"})
@@ -243,6 +258,8 @@ class TestExplain:
             (["--model", "chat", "--endpoint", "/v1/chat"], "No request goes to `/v1/chat`; the paths are /api/chat,"),
             (["--model", "chat", "--header", "x-team"], "'x-team' is not NAME=VALUE"),
             (["--model", "chat", "--hour", "24"], "--hour"),
+            (["--model", "chat", "--prompt-tokens", "-1"], "--prompt-tokens"),
+            (["--model", "chat", "--prompt-tokens", "1" + "0" * 400], "--prompt-tokens"),
             (["--request", "-"], "not JSON"),
             (["--request", "nowhere.json"], "nowhere.json"),
         ],
@@ -305,6 +322,11 @@ class TestReplay:
         output = self.replay(tmp_path, "--policy", self.new(tmp_path, RULES), log=log)
         assert output.startswith("2 requests, 0 of them would go elsewhere.\n")
 
+    def test_a_canary_is_not_drawn(self, tmp_path: Path) -> None:
+        policy = self.new(tmp_path, RULES.replace("    rules:", "    canary: {tier: small}\n    rules:", 1))
+        output = self.replay(tmp_path, "--policy", policy, log=logged(1, "small"))
+        assert output.startswith("1 request, 1 of them would go elsewhere.\n\nchat: small -> large: 1\n")
+
     def test_a_log_in_a_file(self, tmp_path: Path) -> None:
         path = tmp_path / "sluice.log"
         path.write_bytes(self.LOG.encode() + b"\xff\xfe{}\n")
@@ -330,15 +352,8 @@ class TestReplay:
         ],
     )
     def test_every_fact_of_the_log_is_looked_at(self, tmp_path: Path, change: tuple[str, str], said: str) -> None:
-        decision = {
-            "max_tokens": 7,
-            "dialect": "ollama",
-            "endpoint": "embeddings",
-            "key_class": "high",
-            "app": "aider",
-            "hour": 22,
-        }
-        line = json.loads(logged(1, "large", **decision)) | {"key": "k"}
+        facts = {"max_tokens": 7, "dialect": "ollama", "endpoint": "embeddings", "key_class": "high", "app": "aider"}
+        line = json.loads(logged(1, "large", **facts, hour=22)) | {"key": "k"}
         policy = self.new(tmp_path, RULES.replace(*change))
         assert said in self.replay(tmp_path, "--policy", policy, log=json.dumps(line))
 
@@ -365,7 +380,7 @@ chat: small -> large: 1
   r2: prompt_tokens 400, tools 2, structured, key_class low, hour 12: by the rule `long`
 
 chat: large -> small: 1
-  of these, 1 went elsewhere than the policy in force has it for idle engines: by spill, as a canary's share, or since an engine was away
+  of these, 1 not as the policy in force has it for idle engines: by spill, as a canary, or since an engine was away
   r3: prompt_tokens 100, hour 12: by no rule
 
 chat: large, as before: 1

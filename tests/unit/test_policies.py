@@ -1,9 +1,12 @@
 """The ready-made policies: each works with the config that it shows, and does what its examples say."""
 
+import json
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from gateway.cli import main
@@ -62,6 +65,14 @@ class TestReadyMade:
         with pytest.raises(ConfigError) as failure:
             try_examples(wrong, policy.name, changed.policies, environ={})
         assert len(failure.value.problems) == len(re.findall(r"expect: \{tier: ", text))
+
+    def test_an_editor_finds_nothing_wrong_with_it(self, policy: Path) -> None:
+        """By the schema that `sluice config schema --policy` prints; it finds a key that is misspelt."""
+        schema = CliRunner().invoke(main, ["config", "schema", "--policy"]).output
+        editor = jsonschema.Draft202012Validator(json.loads(schema))
+        text = policy.read_text("utf-8")
+        assert editor.is_valid(yaml.safe_load(text))
+        assert not editor.is_valid(yaml.safe_load(text.replace("rules:", "ruels:")))
 
     def test_it_is_explained_in_the_docs(self, policy: Path) -> None:
         assert f"policies/{policy.name}" in (ROOT / "docs" / "policies.md").read_text("utf-8")

@@ -1,7 +1,12 @@
 """What a policy file may say, what it comes out as, and what the loader says about mistakes."""
 
+import ast
+import inspect
+import re
 import string
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -22,10 +27,26 @@ from gateway.config.policy import (
     TierSituation,
 )
 from gateway.config.problems import ConfigError
+from gateway.policy import checks, conditions, kinds, language, tokens
 from gateway.policy.load import load_setup
 from tests.unit.policies.cases import BAD, failure, parse
 
+UNTOLD = (
+    "a condition has at most 4000 characters, this one has 4001",  # too long for the table
+    "not a CEL expression: what the library alone refuses",  # nothing is known of which it would
+)
 LEAST = "models:\n  chat: {tiers: {all: fast}}\n"
+
+
+def phrases(module: ModuleType) -> Iterator[str]:
+    """Texts of three words and more in a module that are no docstrings."""
+    tree = ast.parse(inspect.getsource(module))
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            text = node.value.strip()
+            if re.fullmatch(r"[^\\\n]*[a-z`]+ [a-z`]+ [a-z`][^\\\n]*", text):
+                yield text
 
 
 class TestGoodPolicies:
@@ -210,6 +231,12 @@ class TestMistakes:
 
     def test_there_are_enough_of_them(self) -> None:
         assert len(BAD) >= 30
+
+    @pytest.mark.parametrize("module", [checks, conditions, kinds, language, tokens], ids=lambda one: one.__name__)
+    def test_every_message_is_among_them(self, module: ModuleType) -> None:
+        """What the code can say, without the parts that it fills in, is said somewhere in the table or above it."""
+        said = "\n".join([*(messages for _, messages in BAD.values()), *UNTOLD])
+        assert [phrase for phrase in phrases(module) if phrase not in said] == []
 
     def test_a_mistake_of_form_does_not_hide_one_of_sense(self) -> None:
         """Each mistake is told beside each other, whichever they are."""

@@ -117,6 +117,25 @@ engines:
             assert {one.engine for one in play(config, load, policy).outcomes} == {warm}
 
 
+class TestTrials:
+    CANARY = "models: {chat: {tiers: {usual: small, new: large}, canary: {tier: new, share: 0.5, back: BACK}}}"
+
+    @pytest.mark.parametrize(("limit", "most"), [(1.5, 1000), (0.5, 20)])
+    def test_a_canary_gets_its_share_until_it_is_too_slow(self, limit: float, most: int) -> None:
+        """The first token comes after a second, or later where others are read at the same time."""
+        policy = self.CANARY.replace("BACK", f"{{ttft: {limit}, least: 20}}")
+        load = workload(engines(small="slots: 9", large="slots: 9"), rate=0.1, duration=4000, model="chat")
+        outcomes = play(TWO, load, policy).outcomes
+        tried = [one for one in outcomes if one.tier == "new"]
+        assert len(tried) == (most if most == 20 else pytest.approx(len(outcomes) / 2, rel=0.2))
+
+    def test_copies_for_a_shadow_are_work_that_no_client_sees(self) -> None:
+        policy = "models: {chat: {tiers: {usual: small, new: large}, shadow: {tier: new, share: 1}}}"
+        result = play(TWO, workload(burst(5, over=50) + engines(small="", large=""), model="chat"), policy)
+        assert [one.engine for one in result.outcomes] == ["small"] * 5
+        assert {name: work.output for name, work in result.engines.items()} == {"small": 55, "large": 55}
+
+
 class TestRefusals:
     def test_a_full_queue_and_a_long_wait(self) -> None:
         """Of ten at once one is served, four wait of whom one is served in time, and five are told when to return."""
@@ -166,7 +185,14 @@ def test_figures_of_a_report() -> None:
     assert chat.tokens_per_second == pytest.approx(44 / 100)
     assert report.engines["box"].prefill_per_second == pytest.approx(400 / 100)
     assert [(tier.model, tier.tier, tier.share) for tier in report.tiers] == [("m", "all", 1)]
-    assert (report.spilled, report.fairness, report.keys["a"].share) == (0, None, None)
+    assert (report.spilled, report.fairness, report.contested, report.keys["a"].share) == (0, None, 0, None)
+
+
+def test_an_engine_is_full_when_it_has_all_that_the_gateway_gives_it() -> None:
+    config = ONE.replace("models: [m]", "models: [m], concurrency: 2")
+    (box,) = summarize(play(config, workload(burst(100) + engines(box="slots: 8")))).engines.values()
+    assert (box.slots, box.places) == (8, 2)
+    assert box.used == pytest.approx(1)
 
 
 def _spilled(outcomes: list[Outcome]) -> float:

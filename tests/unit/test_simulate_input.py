@@ -50,6 +50,11 @@ MISTAKES = {
     "a misspelt key": (GOOD.replace("rate:", "rat:"), 4, "did you mean `rate`?"),
     "a rate that is none": (GOOD.replace("rate: 1", "rate: fast"), 4, "expected a number"),
     "an engine that there is not": (GOOD.replace("  small:", "  smal:"), 10, "no engine is named `smal`, did you mean"),
+    "a model that the engine has not": (
+        GOOD.replace("{decode: 20}", "{models: {tinyy: {decode: 20}}}"),
+        10,
+        "no model of this engine is named `tinyy`, did you mean `tiny`?",
+    ),
     "a model that there is not": (GOOD.replace("model: chat", "model: chta"), 6, "did you mean `chat`?"),
     "no model in sight": (GOOD.replace("model: chat", "model: zzz"), 6, "there are `chat`, `tiny` and `two`"),
     "a key that there is not": (GOOD.replace("bob", "bbo"), 6, "no key is named `bbo`, did you mean `bob`?"),
@@ -60,7 +65,13 @@ MISTAKES = {
     "no middle": (GOOD.replace("output: 50", "output: {max: 50}"), 6, "workload.requests.talk.output"),
     "a tail below the middle": (GOOD.replace("p95: 900", "p95: 200"), 6, "not below it"),
     "a length that is none": (GOOD.replace("output: 50", "output: long"), 6, "expected a whole number"),
-    "an output of nothing": (GOOD.replace("output: 50", "output: 0"), 6, "at least 1"),
+    "an output of nothing": (GOOD.replace("output: 50", "output: 0"), 6, "a whole number from 1 to 1000000"),
+    "an output that is not said": (
+        GOOD.replace("output: 50", "output: null"),
+        6,
+        "expected a number, `{median: N, p95",
+    ),
+    "a list of lengths": (GOOD.replace("output: 50", "output: [50]"), 6, "expected a whole number, got a list"),
     "faster with others than alone": (
         GOOD.replace("{decode: 20}", "{decode: 20, decode_full: 30}"),
         10,
@@ -68,7 +79,7 @@ MISTAKES = {
     ),
     "no requests": (GOOD.replace("rate: 1", "rate: 0").replace("requests: 5", "requests: 0"), 8, "at least 1"),
     "nothing asked": ("workload: {duration: 9, requests: {a: {model: chat, prompt: 1, output: 1}}}", 1, "a `rate`, or"),
-    "too much": (GOOD.replace("rate: 1", "rate: 9000"), 2, "about 540005 requests; at most 200000"),
+    "too much": (GOOD.replace("rate: 1", "rate: 9000"), 2, "about 540005 requests, more than 200000: lower `rate`"),
     "an unknown class": (GOOD.replace("{model: chat", "{class: hihg, model: chat"), 6, "did you mean `high`?"),
 }
 
@@ -109,6 +120,11 @@ class TestFile:
             "box": ["q4"],
             "big": ["big"],
         }
+
+    def test_an_engine_that_gets_more_at_once_than_is_usual_has_slots_for_them(self) -> None:
+        told = "engines: {a: {kind: KIND, url: http://a, concurrency: 4}}"
+        slots = [builds(make_setup(told.replace("KIND", kind)), {})["a"].slots for kind in ("ollama", "vllm")]
+        assert slots == [4, 64]
 
     def test_one_that_sluice_starts_has_the_slots_that_it_is_started_with(self) -> None:
         managed = "engines: {a: {kind: llamacpp, managed: {model: m.gguf, slots: 5}}}"
@@ -188,6 +204,16 @@ class TestCommand:
         assert invoke(tmp_path, "--seed", "1").output != invoke(tmp_path, "--seed", "2").output
         moved = json.loads(invoke(tmp_path, "--json", "--policy", str(other)).output)
         assert [tier["tier"] for tier in moved["tiers"]] == ["only"]
+
+    @pytest.mark.parametrize("rate", ["nan", "inf", "-1", "100001", "fast"])
+    def test_a_rate_that_is_none_is_refused(self, tmp_path: Path, rate: str) -> None:
+        result = invoke(tmp_path, "--rate", rate)
+        assert result.exit_code == 2
+        assert "Invalid value for '--rate'" in result.output
+
+    def test_a_load_so_light_that_nothing_comes_has_a_report_too(self, tmp_path: Path) -> None:
+        quiet = GOOD.split("  bursts")[0]
+        assert invoke(tmp_path, "--rate", "0.000001", load=quiet).output.startswith("0 requests in 60 s: 0 answered")
 
     @pytest.mark.parametrize(
         ("broken", "place"), [("load.yaml", "load.yaml:1: "), ("policy.yaml", "policy.yaml:1: "), ("gone.yaml", "gone")]

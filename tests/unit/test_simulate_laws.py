@@ -36,6 +36,49 @@ workload:
         assert [one.kind for one in served] == ["slow"] + ["fast"] * 10 + ["slow"] * 9
         assert {one.priority for one in outcomes} == {"low", "high"}
 
+    @pytest.mark.parametrize(
+        ("stream", "at", "ends"),
+        [
+            (True, 0.5, {"slow": (2.5, 4.5), "fast": (0, 2)}),  # it was reading, and begins anew behind the other
+            (True, 1.5, {"slow": (0, 2), "fast": (0.5, 2.5)}),  # its answer had begun
+            (False, 1.5, {"slow": (3.5, 5.5), "fast": (0, 2)}),  # nothing of its answer had been sent
+        ],
+    )
+    def test_one_of_a_lower_class_gives_up_its_place_before_its_answer_begins(
+        self, stream: bool, at: float, ends: dict[str, tuple[float, float]]
+    ) -> None:
+        load = f"""
+workload:
+  duration: 100
+  requests:
+    slow: {{model: m, class: low, prompt: 100, output: 11, stream: {str(stream).lower()}}}
+    fast: {{model: m, class: high, prompt: 100, output: 11}}
+  bursts: [{{at: 0, requests: 1, of: slow}}, {{at: {at}, requests: 1, of: fast}}]
+"""
+        result = play(ONE, load + engines(box=""))
+        seen = {one.kind: (one.waited, one.total) for one in result.outcomes}
+        assert seen == {kind: tuple(map(pytest.approx, times)) for kind, times in ends.items()}
+        assert sum(work.output for work in result.engines.values()) == 22
+
+    def test_a_place_that_was_lost_counts_for_no_key(self) -> None:
+        load = """
+workload:
+  duration: 100
+  requests:
+    mine: {model: m, class: low, prompt: 100, output: 11, keys: [a]}
+    yours: {model: m, class: low, prompt: 100, output: 11, keys: [b]}
+    fast: {model: m, class: high, prompt: 100, output: 11, keys: [c]}
+  bursts:
+    - {at: 0, requests: 1, of: mine}
+    - {at: 0.1, requests: 1, of: mine}
+    - {at: 0.2, requests: 1, of: yours}
+    - {at: 2.5, requests: 1, of: fast}
+"""
+        result = play(ONE, load + engines(box=""))
+        assert codes(result) == {"ok": 4}
+        assert result.fairness.places == 1
+        assert sum(result.fairness.share().values()) == pytest.approx(2)
+
     def test_the_class_of_a_key_is_that_of_the_config(self) -> None:
         keys = "server: {keys: [{name: vip, key: sk-vip-vip, class: high}, {name: any, key: sk-any-any}]}"
         load = workload(burst(40) + engines(box="slots: 40"), keys=["vip", "any"])
@@ -63,6 +106,7 @@ engines:
         assert report.fairness is not None
         assert report.fairness >= 0.95
         assert len(report.keys) == 5
+        assert report.contested > 80
         assert all(key.share is not None and key.share > 0.7 for key in report.keys.values())
         last = {
             kind: max(one.at + one.waited for one in result.outcomes if one.kind == kind) for kind in ("few", "many")
@@ -98,6 +142,7 @@ class TestLaws:
         result = play(f"{ONE}queue: {{limit: 100000, timeout: 86400}}", load)
         waits = [one.waited for one in result.outcomes]
         assert codes(result).keys() == {"ok"}
+        assert len(waits) == pytest.approx(20_000, rel=0.03)
         must_wait = _erlang_c(slots, busy * slots)
         assert sum(wait > 0 for wait in waits) / len(waits) == pytest.approx(must_wait, rel=0.06)
         mean = must_wait * service / (slots * (1 - busy))
