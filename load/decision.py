@@ -37,6 +37,7 @@ RULES = """
 models:
   chat:
     score: %s
+    spill: 0
     tiers: {%s}
     rules:
 %s"""
@@ -85,6 +86,7 @@ def filled(router: Router, request: InferenceRequest, waiting: int) -> Router:
     for at in range(full + waiting):
         client = Client(f"key{at % 7}", "normal", "openai", HEADERS)
         router.admission.submit(router.lease(router.plan(request, client), request, client).ask)
+    assert len(router.admission.waiting) == waiting
     return router
 
 
